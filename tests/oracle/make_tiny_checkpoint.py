@@ -1,0 +1,160 @@
+"""Makes tiny random Hugging Face folders of both families, for tests.
+
+`make_tiny_checkpoint` takes about 3 s for the first folder of a process (transformers has to
+be imported) and a tenth of a second for each further one.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+TinyFamily = Literal["llama", "gemma3"]
+
+VOCAB_SIZE = 384
+
+# Ids are the places in these lists. The names are those of the real models' tokenizers.
+SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
+    "llama": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    "gemma3": ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
+}
+BOS_TOKEN: dict[TinyFamily, str | None] = {"llama": None, "gemma3": "<bos>"}
+EOS_TOKEN: dict[TinyFamily, str] = {"llama": "<|im_end|>", "gemma3": "<eos>"}
+
+# Typed loosely: the fields go in by name, from a dict that tests may extend.
+TRANSFORMERS_CLASSES: dict[TinyFamily, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+}
+
+CHAT_TEMPLATE: dict[TinyFamily, str] = {
+    "llama": (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "gemma3": (
+        "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"
+        "{{ message['content'] }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    ),
+}
+
+CORPUS = [
+    "The tide comes in through the gate and the water rises along the wall of the harbour.",
+    "When the tide goes out again, the gate is closed and the boats wait for the next water.",
+    "A keeper writes down the height of the water at every hour of the day and of the night.",
+    "There are three boats in the harbour: one is green, one is white and one is not painted.",
+    "What is the height of the wall? The wall is four metres high and the gate is three.",
+    "Les bateaux attendent la marée; das Wasser steigt langsam; вода поднимается.",
+]
+
+
+def tiny_tokenizer(family: TinyFamily) -> Tokenizer:
+    """A byte-level BPE tokenizer of `VOCAB_SIZE` entries: it encodes any text, and adds no bos.
+
+    The same family always gives the same tokenizer.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS[family],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    return tokenizer
+
+
+def make_tiny_checkpoint(
+    folder: Path,
+    family: TinyFamily,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    shard_bytes_max: int | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint into `folder` (made if missing) and return `folder`.
+
+    `llama`: 4 layers, 4 heads of 16, 2 KV heads. `gemma3`: 5 layers of which the third is full
+    and the others have a window of 32 tokens, 4 heads of 32, 1 KV head. Both: hidden size 64,
+    384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of transformers'
+    configuration class, for example `num_hidden_layers=2` or `sliding_window=16`; a
+    `num_hidden_layers` for gemma3 also sets `layer_types` (every third layer full) unless that
+    is given. `shard_bytes_max` splits the weights into files of at most that size, with an
+    index. The weights depend on `seed`, `family` and the sizes only.
+
+    Norm weights and embeddings are drawn far from their neutral values, so that a forward pass
+    which forgets one of them gives clearly other logits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model = _random_model(family, seed, overrides).to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard_bytes_max or "1GB")
+    tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS_TOKEN[family],
+        "eos_token": EOS_TOKEN[family],
+        "add_bos_token": BOS_TOKEN[family] is not None,
+        "chat_template": CHAT_TEMPLATE[family],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+    return folder
+
+
+def _random_model(family: TinyFamily, seed: int, overrides: dict[str, Any]) -> Any:
+    config_class, model_class = TRANSFORMERS_CLASSES[family]
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_id": SPECIAL_TOKENS[family].index(EOS_TOKEN[family]),
+    }
+    if family == "llama":
+        fields |= {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "bos_token_id": None,
+        }
+    else:
+        fields |= {
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 32,
+            "bos_token_id": SPECIAL_TOKENS[family].index("<bos>"),
+            "pad_token_id": SPECIAL_TOKENS[family].index("<pad>"),
+        }
+    fields |= overrides
+    if family == "gemma3":
+        fields.setdefault("layer_types", _every_third_full(fields["num_hidden_layers"]))
+    model = model_class(config_class(**fields))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def _every_third_full(layer_count: int) -> list[str]:
+    return [
+        "full_attention" if (layer + 1) % 3 == 0 else "sliding_attention"
+        for layer in range(layer_count)
+    ]
