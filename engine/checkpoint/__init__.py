@@ -1,0 +1,1 @@
+"""Reading checkpoints: GGUF files and Hugging Face folders."""
