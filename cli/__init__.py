@@ -1,0 +1,1 @@
+"""The `tidegate` command: one file a command, and the supervisor of processes."""

@@ -1,0 +1,1 @@
+"""Everything on the client's side of the wire."""

@@ -1,0 +1,1 @@
+"""Everything between processes: wire messages, sockets, links and page transport."""

@@ -1,0 +1,1 @@
+"""Page bookkeeping with integers, and the page store that holds the tensors."""

@@ -1,0 +1,174 @@
+"""`demand`: how many pages of each group a request needs, in each phase.
+
+The pool sizer, the admission door, the planner and the allocator's assertions all use
+this one function. A *floor* is the least with which the phase always makes progress, one
+token at a time if need be; a *target* is what full speed uses.
+
+Symbols: L prompt tokens, M max new tokens, W window, p page tokens, c chunk. A request's
+keys and values cover positions [0, L + M - 1): the last token sampled is never fed back.
+"""
+
+from enum import Enum, auto
+from functools import lru_cache
+
+import msgspec
+
+from tidegate.kvcache.layout import (
+    All,
+    Group,
+    Layout,
+    Pages,
+    Reach,
+    Tail,
+    Tokens,
+    Window,
+    page_count,
+    span,
+)
+from tidegate.kvcache.layout import first_needed as first_needed_of
+
+
+class Phase(Enum):
+    """The stretch of a request's life for which pages are counted."""
+
+    PREFILL = auto()
+    HANDOFF = auto()
+    DECODE = auto()
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """A request's size: `prompt` tokens L and `output` tokens M at most, both at least 1."""
+
+    prompt: Tokens
+    output: Tokens
+
+    @property
+    def end(self) -> Tokens:
+        """One past the last position that is ever fed: L + M - 1."""
+        return Tokens(self.prompt + self.output - 1)
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What targets depend on: `chunk` tokens (None for no budget), chunks in flight, and
+    the `ahead` tokens that decode may run beyond its settled position."""
+
+    chunk: Tokens | None
+    chunks_in_flight: int
+    ahead: Tokens
+
+
+class Demand(msgspec.Struct, frozen=True):
+    floor: Pages
+    target: Pages
+
+
+class Leg(Enum):
+    """What of a request one worker runs."""
+
+    SOURCE = auto()  # Prefill and hand-off, as the side that is copied from.
+    TARGET = auto()  # Hand-off as the side that copies, then decode.
+    WHOLE = auto()  # Everything: role both, or a single token to sample.
+
+
+PHASES: dict[Leg, tuple[Phase, ...]] = {
+    Leg.SOURCE: (Phase.PREFILL, Phase.HANDOFF),
+    Leg.TARGET: (Phase.HANDOFF, Phase.DECODE),
+    Leg.WHOLE: (Phase.PREFILL, Phase.DECODE),
+}
+
+
+def demand(
+    group: Group, phase: Phase, lengths: Lengths, pace: Pace, *, whole_prompt: bool
+) -> Demand:
+    """Pages of `group` resident for a request in `phase`.
+
+    `whole_prompt` says that window pages of the prompt stay until they are handed off:
+    the flag `swa_only_transfer` is false and there is a hand-off.
+    """
+    prompt_pages = group.pages(lengths.prompt)
+    end_pages = group.pages(lengths.end)
+    all_of_prompt = isinstance(group.reach, All) or whole_prompt
+    match phase:
+        case Phase.PREFILL if all_of_prompt:
+            return Demand(prompt_pages, prompt_pages)
+        case Phase.PREFILL:
+            chunk = lengths.prompt if pace.chunk is None else pace.chunk
+            ahead = Tokens(pace.chunks_in_flight * chunk)
+            return _rolling(group, prompt_pages, ahead)
+        case Phase.HANDOFF if all_of_prompt:
+            return Demand(prompt_pages, prompt_pages)
+        case Phase.HANDOFF:
+            moved = group.span(group.first_needed(lengths.prompt), lengths.prompt)
+            return Demand(moved, moved)
+        case Phase.DECODE if isinstance(group.reach, All):
+            return Demand(end_pages, end_pages)
+        case Phase.DECODE:
+            return _rolling(group, end_pages, pace.ahead)
+
+
+def floor_of(group: Group, leg: Leg, lengths: Lengths, flag: bool | None) -> Pages:
+    """The most pages of `group` that `leg` of a request needs at once to reach its end."""
+    whole_prompt = leg is not Leg.WHOLE and flag is False
+    return max(
+        demand(group, phase, lengths, _NO_PACE, whole_prompt=whole_prompt).floor
+        for phase in _phases(leg, lengths)
+    )
+
+
+def floors(layout: Layout, leg: Leg, lengths: Lengths) -> tuple[Pages, ...]:
+    """`floor_of` for each group, in the layout's order."""
+    flag = layout.swa_only_transfer
+    return tuple(floor_of(group, leg, lengths, flag) for group in layout.groups)
+
+
+def targets(layout: Layout, leg: Leg, lengths: Lengths, pace: Pace) -> tuple[Pages, ...]:
+    """What full speed uses, for each group: the largest target of the leg's phases."""
+    whole_prompt = leg is not Leg.WHOLE and layout.swa_only_transfer is False
+    return tuple(
+        max(
+            demand(group, phase, lengths, pace, whole_prompt=whole_prompt).target
+            for phase in _phases(leg, lengths)
+        )
+        for group in layout.groups
+    )
+
+
+def longest_residency(reach: Reach, page_tokens: Tokens, ahead: Tokens) -> Pages:
+    """The most pages that [first_needed(n), n + ahead) touches, over all n; ahead >= 1."""
+    match reach:
+        case All():
+            raise AssertionError("the residency of a full group has no bound of its own")
+        case Window(tokens=window):
+            # ceil((W + ahead - 2) / p) + 1: the range holds W + ahead - 1 positions and may
+            # begin anywhere in a page.
+            return Pages(page_count(Tokens(window + ahead - 2), page_tokens) + 1)
+        case Tail():
+            return _longest_tail(reach, page_tokens, ahead)
+
+
+@lru_cache(maxsize=4096)
+def _longest_tail(reach: Tail, page_tokens: Tokens, ahead: Tokens) -> Pages:
+    # first_needed moves in steps of the ratio; past the overlap the pattern repeats after
+    # ratio * page_tokens positions at the latest.
+    first = reach.ratio * reach.overlap
+    positions = range(first, first + reach.ratio * page_tokens)
+    return max(
+        span(first_needed_of(reach, Tokens(n)), Tokens(n + ahead), page_tokens)
+        for n in positions
+    )
+
+
+def _rolling(group: Group, limit: Pages, ahead: Tokens) -> Demand:
+    """Demand of a group whose old pages are given back, with at most `limit` pages in all."""
+    least = longest_residency(group.reach, group.page_tokens, Tokens(1))
+    fast = longest_residency(group.reach, group.page_tokens, Tokens(max(1, ahead)))
+    return Demand(Pages(min(limit, least)), Pages(min(limit, fast)))
+
+
+def _phases(leg: Leg, lengths: Lengths) -> tuple[Phase, ...]:
+    if leg is Leg.WHOLE and lengths.output == 1:
+        return (Phase.PREFILL,)
+    return PHASES[leg]
+
+
+_NO_PACE = Pace(chunk=Tokens(1), chunks_in_flight=1, ahead=Tokens(1))

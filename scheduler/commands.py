@@ -1,0 +1,98 @@
+"""What the core asks the shell to do. The core itself does no I/O."""
+
+import msgspec
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import (
+    Chunk,
+    EndReason,
+    Fetch,
+    Grow,
+    Limit,
+    PageRun,
+    Peer,
+    PeerGone,
+    PlanSeq,
+    Poison,
+    RequestId,
+    Row,
+    Stop,
+    Usage,
+    WorkerId,
+)
+
+FieldValue = str | int | float | bool | None
+
+
+class StartRow(msgspec.Struct, frozen=True):
+    """A `Start` without its tokens and sampling, which the shell keeps and joins to it."""
+
+    row: Row
+    request_id: RequestId
+    position: int
+    output_index: int
+    limit: int
+    pages: tuple[PageRun, ...]
+
+
+PlanOperation = StartRow | Chunk | Grow | Limit | Stop | Fetch | Peer | PeerGone | Poison
+
+
+class SendPlan(msgspec.Struct, frozen=True):
+    worker: WorkerId
+    seq: PlanSeq
+    operations: tuple[PlanOperation, ...]
+
+
+class AcceptRequest(msgspec.Struct, frozen=True):
+    request_id: RequestId
+    max_tokens: int
+
+
+class RefuseRequest(msgspec.Struct, frozen=True):
+    """The request enters no queue. The fields are those of the wire's `Refused`."""
+
+    request_id: RequestId
+    status: int
+    code: str
+    text: str
+    pool: str = ""
+    needed: int = 0
+    limit: int = 0
+    role: str = ""
+    worker: str = ""
+    retry_after_ms: int = 0
+
+
+class EmitTokens(msgspec.Struct, frozen=True):
+    """Deliver `count` tokens of the report `report`, from its token `offset` on.
+
+    The first of them has output index `first_index`.
+    """
+
+    request_id: RequestId
+    first_index: int
+    count: int
+    report: int
+    offset: int
+
+
+class FinishRequest(msgspec.Struct, frozen=True):
+    """The last command about a request that was accepted."""
+
+    request_id: RequestId
+    reason: EndReason
+    usage: Usage
+    text: str
+    status: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A decision, for the log. Fields hold no text of a request."""
+
+    event: LogEvent
+    request_id: RequestId | None
+    fields: dict[str, FieldValue]
+
+
+Command = SendPlan | AcceptRequest | RefuseRequest | EmitTokens | FinishRequest | Record

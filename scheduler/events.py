@@ -1,0 +1,104 @@
+"""What can happen to the core. Token-blind: lengths, counts and ids only."""
+
+from typing import NewType
+
+import msgspec
+
+from tidegate.ipc.protocol import (
+    ChunkDone,
+    EndReason,
+    FetchResult,
+    Incarnation,
+    PlanSeq,
+    PoolHandle,
+    PoolId,
+    RequestId,
+    Role,
+    Row,
+    RowEnd,
+    WorkerId,
+)
+from tidegate.kvcache.layout import Layout
+
+ClientId = NewType("ClientId", str)
+
+
+class WorkerJoined(msgspec.Struct, frozen=True):
+    """A worker with empty pools. The shell has checked protocol and fingerprint."""
+
+    worker: WorkerId
+    role: Role
+    pool: PoolId
+    incarnation: Incarnation
+    layout: Layout
+    context: int
+    handle: PoolHandle
+    row_count: int
+
+
+class WorkerLost(msgspec.Struct, frozen=True):
+    """The worker is gone for good: its process ended, or its incarnation was closed."""
+
+    worker: WorkerId
+    reason: str
+
+
+class RowTokens(msgspec.Struct, frozen=True):
+    """`count` tokens of a row, which begin at token `offset` of the report's token bytes."""
+
+    row: Row
+    count: int
+    offset: int
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A worker's report without its tokens, which the shell keeps under `report`."""
+
+    worker: WorkerId
+    report: int
+    applied: PlanSeq
+    completed: PlanSeq
+    rows: tuple[RowTokens, ...] = ()
+    ended: tuple[RowEnd, ...] = ()
+    chunks: tuple[ChunkDone, ...] = ()
+    fetched: tuple[FetchResult, ...] = ()
+    starved: tuple[Row, ...] = ()
+
+
+class RowFaulted(msgspec.Struct, frozen=True):
+    """The worker could not go on with a row, and has forgotten it."""
+
+    worker: WorkerId
+    row: Row
+    request_id: RequestId
+    kind: str
+    text: str
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """A well-formed request: its tokens are within the vocabulary. The id is the shell's own."""
+
+    request_id: RequestId
+    client: ClientId
+    prompt_tokens: int
+    max_tokens: int | None
+    priority: int = 0
+    timeout_ms: int | None = None
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    request_id: RequestId
+    kept: int
+    reason: EndReason
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    """Nobody reads this client's streams any more; all its requests are cancelled."""
+
+    client: ClientId
+    reason: str
+
+
+Event = (
+    WorkerJoined | WorkerLost | Reported | RowFaulted | Submitted | Cancelled | ClientGone
+)
