@@ -10,6 +10,9 @@ from tidegate.engine.checkpoint.errors import CheckpointError
 Family = Literal["llama", "gemma3"]
 FAMILIES: tuple[Family, ...] = ("llama", "gemma3")
 
+LAYER_COUNT_MAX = 1024
+COUNT_MAX = 2**31 - 1  # Of every other size: far above any model, far below trouble.
+
 _POSITIVE_COUNTS = (
     "vocab_size",
     "hidden_size",
@@ -54,7 +57,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in _POSITIVE_COUNTS:
             value: int = getattr(self, field)
-            _require(value >= 1, field, value, "must be at least 1")
+            count_max = LAYER_COUNT_MAX if field == "layer_count" else COUNT_MAX
+            _require(1 <= value <= count_max, field, value, f"must be from 1 to {count_max}")
         for field in _POSITIVE_NUMBERS:
             number: float = getattr(self, field)
             _require(
