@@ -65,9 +65,9 @@ class Demand(msgspec.Struct, frozen=True):
 class Leg(Enum):
     """What of a request one worker runs."""
 
-    SOURCE = auto()  # Prefill and hand-off, as the side that is copied from.
-    TARGET = auto()  # Hand-off as the side that copies, then decode.
-    WHOLE = auto()  # Everything: role both, or a single token to sample.
+    SOURCE = "source"  # Prefill and hand-off, as the side that is copied from.
+    TARGET = "target"  # Hand-off as the side that copies, then decode.
+    WHOLE = "whole"  # Everything: role both, or a single token to sample.
 
 
 PHASES: dict[Leg, tuple[Phase, ...]] = {

@@ -76,7 +76,7 @@ class RowFaulted(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A well-formed request: its tokens are within the vocabulary. The id is the shell's own."""
+    """A well-formed request, its tokens within the vocabulary. The id is the shell's own."""
 
     request_id: RequestId
     client: ClientId
@@ -99,6 +99,4 @@ class ClientGone(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = (
-    WorkerJoined | WorkerLost | Reported | RowFaulted | Submitted | Cancelled | ClientGone
-)
+Event = WorkerJoined | WorkerLost | Reported | RowFaulted | Submitted | Cancelled | ClientGone

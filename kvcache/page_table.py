@@ -1,0 +1,67 @@
+"""The page table of one row in one group: which page holds which positions.
+
+Positions are absolute. The pages held are one run: those below it were given back and are
+null (there is no entry for them), those above it are not granted yet.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from tidegate.kvcache.layout import Group, PageId, Pages, Tokens
+
+
+class PageTable:
+    """A run of pages of `group`, which begins with the page that holds position `start`."""
+
+    def __init__(self, group: Group, start: Tokens) -> None:
+        self._group = group
+        self._first = group.page_of(start)
+        self._ids: deque[PageId] = deque()
+
+    @property
+    def page_count(self) -> Pages:
+        return Pages(len(self._ids))
+
+    @property
+    def ids(self) -> tuple[PageId, ...]:
+        return tuple(self._ids)
+
+    @property
+    def first_position(self) -> Tokens:
+        """The first position that the run covers."""
+        return self._group.start_of(self._first)
+
+    @property
+    def covered(self) -> Tokens:
+        """One past the last position that the run covers."""
+        return self._group.start_of(Pages(self._first + len(self._ids)))
+
+    def missing(self, until: Tokens) -> Pages:
+        """How many more pages cover every position below `until`."""
+        return Pages(max(0, self._group.pages(until) - self._first - len(self._ids)))
+
+    def append(self, pages: Iterable[PageId]) -> None:
+        self._ids.extend(pages)
+
+    def drop_below(self, position: Tokens) -> tuple[PageId, ...]:
+        """Remove and return the pages that hold only positions below `position`."""
+        count = min(len(self._ids), max(0, self._group.page_of(position) - self._first))
+        dropped = tuple(self._ids.popleft() for _ in range(count))
+        self._first = Pages(self._first + count)
+        return dropped
+
+    def run(self, start: Tokens, end: Tokens) -> tuple[Tokens, tuple[PageId, ...]]:
+        """The pages that touch [start, end), and the first position of the first of them."""
+        first = self._group.page_of(start)
+        count = self._group.span(start, end)
+        offset = first - self._first
+        assert offset >= 0 and offset + count <= len(self._ids), "positions without a page"
+        ids = tuple(self._ids)[offset : offset + count]
+        return self._group.start_of(first), ids
+
+    def clear(self) -> tuple[PageId, ...]:
+        """Remove and return every page."""
+        pages = tuple(self._ids)
+        self._first = Pages(self._first + len(pages))
+        self._ids.clear()
+        return pages

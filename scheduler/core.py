@@ -1,0 +1,248 @@
+"""The scheduler's decisions: events in, commands out.
+
+`apply` takes one event; `plan` is called once after all that has arrived, and returns the
+commands of both. No clock, no socket, no randomness, no log. Token-blind: the core sees
+lengths, counts and ids. The same calls in the same order always give the same commands, so
+a run can be replayed from its events.
+"""
+
+import heapq
+from typing import assert_never
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import EndReason, Peer, PeerGone, Role
+from tidegate.kvcache.books import Books
+from tidegate.kvcache.demand import Lengths
+from tidegate.kvcache.layout import Tokens
+from tidegate.scheduler.commands import AcceptRequest, Command, RefuseRequest
+from tidegate.scheduler.door import Refusal, admit_max_tokens, find_refusal
+from tidegate.scheduler.events import (
+    Cancelled,
+    ClientGone,
+    Event,
+    Reported,
+    RowFaulted,
+    Submitted,
+    WorkerJoined,
+    WorkerLost,
+)
+from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.planner import make_plan
+from tidegate.scheduler.reports import apply_fault, apply_report
+from tidegate.scheduler.settings import CoreSettings
+from tidegate.scheduler.state import Request, Worker
+
+
+class Core:
+    """One fleet's decisions. Call `apply` for each event, then `plan` once."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.fleet = Fleet(settings)
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is alive and no worker owes an answer."""
+        fleet = self.fleet
+        return not fleet.requests and not any(w.is_working for w in fleet.workers.values())
+
+    @property
+    def wake_us(self) -> int | None:
+        """When `plan` must be called next if nothing arrives before."""
+        fleet = self.fleet
+        times = [
+            worker.progress_us + fleet.settings.stall_timeout_us
+            for worker in fleet.workers.values()
+            if worker.is_working and not worker.is_suspect
+        ]
+        if fleet.deadlines:
+            times.append(fleet.deadlines[0][0])
+        return min(times, default=None)
+
+    def apply(self, event: Event, now_us: int) -> None:
+        match event:
+            case WorkerJoined():
+                self._join(event, now_us)
+            case WorkerLost():
+                self._lose(event, now_us)
+            case Reported():
+                apply_report(self.fleet, event, now_us)
+            case RowFaulted():
+                apply_fault(self.fleet, event, now_us)
+            case Submitted():
+                self._submit(event, now_us)
+            case Cancelled():
+                self._cancel(event, now_us)
+            case ClientGone():
+                self._client_gone(event, now_us)
+            case _:
+                assert_never(event)
+
+    def plan(self, now_us: int) -> list[Command]:
+        make_plan(self.fleet, now_us)
+        commands, self.fleet.commands = self.fleet.commands, []
+        return commands
+
+    def longest_prompt(self) -> int:
+        """The longest prompt that the door accepts now with one new token; 0 if none."""
+        workers = list(self.fleet.workers.values())
+        fits, beyond = 0, 1 + max((worker.context for worker in workers), default=0)
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            if find_refusal(workers, Lengths(Tokens(middle), Tokens(1))) is None:
+                fits = middle
+            else:
+                beyond = middle
+        return fits
+
+    def check(self) -> None:
+        """Assert every invariant of the state."""
+        self.fleet.check()
+
+    def _join(self, joined: WorkerJoined, now_us: int) -> None:
+        fleet = self.fleet
+        assert joined.worker not in fleet.workers, "a worker joins once; it is lost before"
+        books = Books(
+            joined.layout,
+            joined.handle.page_counts,
+            note_freed=fleet.settings.poison_freed_pages,
+        )
+        worker = Worker(
+            joined.worker,
+            joined.role,
+            joined.pool,
+            joined.incarnation,
+            joined.handle,
+            books,
+            joined.context,
+            joined.row_count,
+            now_us,
+        )
+        for other in fleet.workers.values():
+            if other.role is Role.DECODE and worker.role is Role.PREFILL:
+                other.add(Peer(worker.pool, worker.incarnation, worker.handle))
+            if other.role is Role.PREFILL and worker.role is Role.DECODE:
+                worker.add(Peer(other.pool, other.incarnation, other.handle))
+        fleet.workers[joined.worker] = worker
+
+    def _lose(self, lost: WorkerLost, now_us: int) -> None:
+        fleet = self.fleet
+        worker = fleet.workers.get(lost.worker)
+        if worker is None:
+            return
+        text = f"worker {worker.worker_id} is gone: {lost.reason}"
+        fleet.end_all((seat.request for seat in worker.seats.values()), now_us, text)
+        del fleet.workers[lost.worker]
+        for other in fleet.workers.values():
+            if other.role is Role.DECODE and worker.role is Role.PREFILL:
+                other.add(PeerGone(worker.pool, worker.incarnation))
+        self._end_what_fits_nowhere(now_us)
+
+    def _end_what_fits_nowhere(self, now_us: int) -> None:
+        """After a loss: a request whose only fitting workers are gone ends at once."""
+        fleet = self.fleet
+        workers = list(fleet.workers.values())
+        for request in (*fleet.waiting_requests(), *fleet.awaiting_target):
+            refusal = find_refusal(workers, request.lengths)
+            if refusal is not None:
+                text = f"the workers that could run it are gone: {refusal.text}"
+                fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
+
+    def _submit(self, submitted: Submitted, now_us: int) -> None:
+        fleet, settings = self.fleet, self.fleet.settings
+        assert submitted.request_id not in fleet.requests, "the shell's ids are unique"
+        if fleet.waiting_count >= settings.waiting_count_max:
+            text = f"{fleet.waiting_count} requests are waiting already"
+            self._refuse(submitted, Refusal(429, "queue_full", text), settings.retry_after_ms)
+            return
+        answer = admit_max_tokens(
+            list(fleet.workers.values()),
+            submitted.prompt_tokens,
+            submitted.max_tokens,
+            settings.default_max_tokens,
+        )
+        if isinstance(answer, Refusal):
+            retry_ms = settings.retry_after_ms if answer.status == 503 else 0
+            self._refuse(submitted, answer, retry_ms)
+            return
+        if submitted.timeout_ms is None:
+            timeout_us = settings.queue_timeout_us
+            text = f"it waited {timeout_us / 1e6:g} s in the queue, which is the limit"
+        else:
+            timeout_us = submitted.timeout_ms * 1000
+            text = f"its own timeout of {timeout_us / 1e6:g} s passed before its first token"
+        request = Request(
+            submitted.request_id,
+            submitted.client,
+            Lengths(Tokens(submitted.prompt_tokens), Tokens(answer)),
+            (-submitted.priority, fleet.next_number),
+            now_us + timeout_us,
+            text,
+            submitted.timeout_ms is not None,
+            now_us,
+        )
+        fleet.next_number += 1
+        fleet.requests[request.request_id] = request
+        fleet.by_client.setdefault(request.client, {})[request.request_id] = request
+        heapq.heappush(fleet.waiting, (request.rank, request.request_id))
+        fleet.waiting_count += 1
+        heapq.heappush(fleet.deadlines, (request.deadline_us, request.request_id))
+        fleet.commands.append(AcceptRequest(request.request_id, answer))
+        fleet.record(
+            LogEvent.REQUEST_ACCEPTED,
+            request,
+            prompt_tokens=submitted.prompt_tokens,
+            max_tokens=answer,
+        )
+
+    def _refuse(self, submitted: Submitted, refusal: Refusal, retry_after_ms: int) -> None:
+        self.fleet.commands.append(
+            RefuseRequest(
+                submitted.request_id,
+                refusal.status,
+                refusal.code,
+                refusal.text,
+                refusal.pool,
+                refusal.needed,
+                refusal.limit,
+                refusal.role,
+                refusal.worker,
+                retry_after_ms,
+            )
+        )
+        self.fleet.record(
+            LogEvent.REQUEST_REFUSED,
+            submitted.request_id,
+            status=refusal.status,
+            code=refusal.code,
+            text=refusal.text,
+            pool=refusal.pool,
+            needed=refusal.needed,
+            limit=refusal.limit,
+            role=refusal.role,
+            worker=refusal.worker,
+            prompt_tokens=submitted.prompt_tokens,
+            max_tokens=submitted.max_tokens,
+        )
+
+    def _cancel(self, cancelled: Cancelled, now_us: int) -> None:
+        request = self.fleet.requests.get(cancelled.request_id)
+        if request is None:
+            return  # It ended while the cancel was under way.
+        kept = min(cancelled.kept, request.output_count)
+        self.fleet.record(
+            LogEvent.REQUEST_CANCELLED,
+            request,
+            phase=request.phase.value,
+            reason=cancelled.reason.value,
+            kept=kept,
+        )
+        self.fleet.finish(request, cancelled.reason, now_us, kept=kept)
+
+    def _client_gone(self, gone: ClientGone, now_us: int) -> None:
+        fleet = self.fleet
+        requests = list(fleet.by_client.get(gone.client, {}).values())
+        fleet.record(
+            LogEvent.CLIENT_GONE, client=gone.client, reason=gone.reason, requests=len(requests)
+        )
+        for request in requests:
+            fleet.finish(request, EndReason.CANCELLED, now_us, gone.reason)

@@ -1,0 +1,225 @@
+"""The core's whole state, and the moves of a request that several modules make.
+
+Commands are gathered here, in the order of the decisions, until `Core.plan` returns them.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import EndReason, PoolId, RequestId, Stop, Ticket, Usage, WorkerId
+from tidegate.kvcache.books import run_starts
+from tidegate.kvcache.demand import Leg, Lengths, floors
+from tidegate.kvcache.layout import Pages, Tokens
+from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
+from tidegate.scheduler.events import ClientId
+from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.settings import CoreSettings
+from tidegate.scheduler.state import Rank, Request, Seat, Worker
+
+
+class Fleet:
+    """Requests and workers, with the queues between them."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self.workers: dict[WorkerId, Worker] = {}
+        self.requests: dict[RequestId, Request] = {}
+        self.by_client: dict[ClientId, dict[RequestId, Request]] = {}
+        self.waiting: list[tuple[Rank, RequestId]] = []  # A heap; ended ones are skipped.
+        self.waiting_count = 0
+        self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
+        self.due: list[Seat] = []  # Decoding seats whose pages need a look.
+        self.deadlines: list[tuple[int, RequestId]] = []  # A heap, with stale entries.
+        self.commands: list[Command] = []
+        self.next_number = 0
+        self.next_ticket = 0
+        self.stale_count = 0  # Late answers about rows or tickets that are gone.
+
+    def record(
+        self, event: LogEvent, request: Request | RequestId | None = None, **fields: FieldValue
+    ) -> None:
+        name = request.request_id if isinstance(request, Request) else request
+        self.commands.append(Record(event, name, fields))
+
+    def healthy(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if not worker.is_suspect]
+
+    def worker_of_pool(self, pool: PoolId) -> Worker | None:
+        return next((w for w in self.workers.values() if w.pool == pool), None)
+
+    def new_ticket(self) -> Ticket:
+        self.next_ticket += 1
+        return Ticket(self.next_ticket)
+
+    def next_waiting(self) -> Request | None:
+        """The request at the head of the queue."""
+        while self.waiting:
+            request = self.requests.get(self.waiting[0][1])
+            if request is not None and request.phase is Phase.WAITING:
+                return request
+            heapq.heappop(self.waiting)
+        return None
+
+    def waiting_requests(self) -> list[Request]:
+        return [r for r in self.requests.values() if r.phase is Phase.WAITING]
+
+    def sit(
+        self, request: Request, worker: Worker, leg: Leg, first_query: Tokens
+    ) -> Seat | None:
+        """Give the request a row and its floor of pages on the worker, all or nothing.
+
+        `first_query` is the first position that its row feeds there; page runs begin with what
+        that query reads, but for a hand-off that moves the whole prompt.
+        """
+        if not worker.rows_free:
+            return None
+        layout = worker.layout
+        keeps_all = leg is not Leg.WHOLE and layout.swa_only_transfer is False
+        start = Tokens(0) if keeps_all else first_query
+        holding = worker.books.open(
+            floors(layout, leg, request.lengths),
+            run_starts(layout.groups, start),
+            keeps_all=keeps_all,
+        )
+        if holding is None:
+            return None
+        seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg)
+        worker.seats[seat.row] = seat
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """Withdraw the seat's pages and row; they drain by the plan that is being written."""
+        worker, request = seat.worker, seat.request
+        for group, peak in zip(worker.layout.groups, seat.holding.peak, strict=True):
+            request.pages_peak[group.name] = max(request.pages_peak.get(group.name, 0), peak)
+        if seat.chunk_until is not None:
+            worker.chunks_in_flight -= 1
+        if seat in worker.prefilling:
+            worker.prefilling.remove(seat)
+        worker.books.withdraw(seat.holding, worker.next_seq)
+        del worker.seats[seat.row]
+        worker.rows_draining.append((worker.next_seq, seat.row))
+        worker.must_plan = True
+        if seat.is_started and not seat.is_ended:
+            worker.add(Stop(seat.row))
+        if request.source is seat:
+            request.source = None
+        if request.target is seat:
+            request.target = None
+
+    def finish(
+        self,
+        request: Request,
+        reason: EndReason,
+        now_us: int,
+        text: str = "",
+        status: int = 200,
+        kept: int | None = None,
+    ) -> None:
+        """End the request in whatever phase it is. Nothing of it is left but draining pages.
+
+        `kept` is how many of its tokens were of use to the client, where it said so.
+        """
+        if request.phase is Phase.WAITING:
+            self.waiting_count -= 1
+        if request in self.awaiting_target:
+            self.awaiting_target.remove(request)
+        if request.ticket is not None:
+            assert request.target is not None
+            del request.target.worker.tickets[request.ticket]
+            request.ticket = None
+        phase = request.phase
+        for seat in tuple(request.seats):
+            self.leave(seat)
+        request.move(Phase.FINISHED)
+        del self.requests[request.request_id]
+        mine = self.by_client[request.client]
+        del mine[request.request_id]
+        if not mine:
+            del self.by_client[request.client]
+        output_tokens = request.output_count if kept is None else kept
+        usage = Usage(request.lengths.prompt, 0, output_tokens)
+        self.commands.append(FinishRequest(request.request_id, reason, usage, text, status))
+        self._summarise(request, phase, reason, now_us, text, output_tokens)
+
+    def end_all(self, requests: Iterable[Request], now_us: int, text: str) -> None:
+        """End requests that a lost or stalled worker takes with it."""
+        for request in tuple(requests):
+            self.finish(request, EndReason.ERROR, now_us, text, status=503)
+
+    def shortage_now(
+        self, worker: Worker, leg: Leg, lengths: Lengths
+    ) -> tuple[int, Pages] | None:
+        """The group of the worker that lacks pages for this leg now, and how many."""
+        return worker.books.shortage(floors(worker.layout, leg, lengths))
+
+    def check(self) -> None:
+        """Assert every invariant of the state. Tests call it after each event."""
+        for worker in self.workers.values():
+            worker.check()
+            for ticket, request in worker.tickets.items():
+                assert request.ticket == ticket
+        for request in self.requests.values():
+            request.check()
+            for seat in request.seats:
+                assert seat.worker.seats.get(seat.row) is seat
+            assert self.by_client[request.client][request.request_id] is request
+        assert self.waiting_count == len(self.waiting_requests())
+        assert self.awaiting_target == [
+            request
+            for request in sorted(self.requests.values(), key=lambda r: r.rank)
+            if request.phase is Phase.HANDING_OFF and request.target is None
+        ]
+        seat_count = sum(len(worker.seats) for worker in self.workers.values())
+        assert seat_count == sum(len(tuple(r.seats)) for r in self.requests.values())
+
+    def _summarise(
+        self,
+        request: Request,
+        phase: Phase,
+        reason: EndReason,
+        now_us: int,
+        text: str,
+        output_tokens: int,
+    ) -> None:
+        times = request.times
+        marks: Sequence[int | None] = (
+            times.received_us,
+            times.admitted_us,
+            times.prefilled_us,
+            times.decoding_us,
+            now_us,
+        )
+        self.record(
+            LogEvent.REQUEST_FINISHED,
+            request,
+            reason=reason.value,
+            phase=phase.value,
+            text=text,
+            prompt_tokens=request.lengths.prompt,
+            max_tokens=request.lengths.output,
+            cached_tokens=0,
+            output_tokens=output_tokens,
+            queue_us=_stretch(marks, 0),
+            prefill_us=_stretch(marks, 1),
+            handoff_us=_stretch(marks, 2),
+            decode_us=_stretch(marks, 3),
+            total_us=now_us - times.received_us,
+            ttft_us=None
+            if times.first_token_us is None
+            else times.first_token_us - times.received_us,
+            bytes_moved=request.bytes_moved,
+            bytes_saved=request.bytes_saved,
+            preemptions=0,
+            **{f"pages_{name}_peak": peak for name, peak in request.pages_peak.items()},
+            **{f"{leg}_worker": worker for leg, worker in request.workers.items()},
+        )
+
+
+def _stretch(marks: Sequence[int | None], index: int) -> int | None:
+    """Time from one mark to the next one that was reached; None if it was not reached."""
+    start = marks[index]
+    if start is None:
+        return None
+    return next(mark for mark in marks[index + 1 :] if mark is not None) - start

@@ -1,0 +1,225 @@
+"""What workers answer: positions settle, tokens come, rows end, pulls end, pages come back.
+
+A report may name rows and tickets that are gone; those parts of it are counted and dropped.
+Row numbers are not given out anew before the worker has passed the plan that withdrew them,
+so a late answer can never be taken for one about the row's next user.
+"""
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import (
+    ChunkDone,
+    EndReason,
+    FetchResult,
+    PageRun,
+    RowEnd,
+    pack_ids,
+)
+from tidegate.kvcache.demand import Leg, demand
+from tidegate.kvcache.demand import Phase as DemandPhase
+from tidegate.kvcache.layout import All, Tokens
+from tidegate.scheduler.commands import EmitTokens, StartRow
+from tidegate.scheduler.events import Reported, RowFaulted, RowTokens
+from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.state import Request, Seat, Worker
+
+
+def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
+    worker = fleet.workers.get(report.worker)
+    if worker is None:
+        fleet.stale_count += 1
+        return
+    if report.chunks or report.rows or report.fetched or report.completed > worker.completed:
+        worker.progress_us = now_us
+    for chunk in report.chunks:
+        _chunk_done(fleet, worker, chunk, now_us)
+    for row in report.rows:
+        _tokens_sampled(fleet, worker, row, report.report, now_us)
+    for end in report.ended:
+        _row_ended(fleet, worker, end, now_us)
+    for result in report.fetched:
+        _fetch_ended(fleet, worker, result, now_us)
+    worker.complete(report.completed)
+    if worker.is_suspect and worker.completed == worker.seq:
+        worker.is_suspect = False
+
+
+def apply_fault(fleet: Fleet, fault: RowFaulted, now_us: int) -> None:
+    worker = fleet.workers.get(fault.worker)
+    seat = None if worker is None else worker.seats.get(fault.row)
+    if seat is None or seat.request.request_id != fault.request_id:
+        fleet.stale_count += 1
+        return
+    seat.is_ended = True
+    fleet.record(LogEvent.ROW_FAULT, seat.request, kind=fault.kind, text=fault.text)
+    fleet.finish(seat.request, EndReason.ERROR, now_us, f"{fault.kind}: {fault.text}", 500)
+
+
+def settle(fleet: Fleet, seat: Seat, position: Tokens) -> None:
+    """The worker has answered for positions below `position`: give back what is past."""
+    assert position >= seat.settled, "a settled position went backwards"
+    seat.settled = position
+    if position >= seat.next_event:
+        seat.worker.books.reclaim(seat.holding, position)
+        if seat.request.phase is Phase.DECODING:
+            fleet.due.append(seat)
+
+
+def page_runs(seat: Seat) -> tuple[PageRun, ...]:
+    """The seat's page tables as they go into a `Start`."""
+    return tuple(
+        PageRun(table.first_position, pack_ids(table.ids)) for table in seat.holding.tables
+    )
+
+
+def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> None:
+    seat = worker.seats.get(chunk.row)
+    if seat is None or seat.chunk_until != chunk.until:
+        fleet.stale_count += 1
+        return
+    request = seat.request
+    seat.chunk_until = None
+    worker.chunks_in_flight -= 1
+    fleet.record(
+        LogEvent.CHUNK_DONE,
+        request,
+        worker=worker.worker_id,
+        start=seat.settled,
+        until=chunk.until,
+    )
+    settle(fleet, seat, Tokens(chunk.until))
+    if seat.settled == request.lengths.prompt:
+        worker.prefilling.remove(seat)
+        request.times.prefilled_us = now_us
+        if seat.leg is Leg.WHOLE:
+            request.move(Phase.DECODING)
+            request.times.decoding_us = now_us
+            fleet.due.append(seat)
+
+
+def _tokens_sampled(
+    fleet: Fleet, worker: Worker, row: RowTokens, report: int, now_us: int
+) -> None:
+    seat = worker.seats.get(row.row)
+    if seat is None:
+        fleet.stale_count += 1
+        return
+    request = seat.request
+    if request.output_count + row.count > request.lengths.output:
+        text = f"worker {worker.worker_id} sampled more tokens than it was asked for"
+        fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
+        return
+    fleet.commands.append(
+        EmitTokens(request.request_id, request.output_count, row.count, report, row.offset)
+    )
+    if request.times.first_token_us is None:
+        request.times.first_token_us = now_us
+    request.output_count += row.count
+    # A token is sampled once the one before it is fed: after the first, all of the prompt is.
+    settle(fleet, seat, Tokens(request.lengths.prompt + request.output_count - 1))
+
+
+def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
+    seat = worker.seats.get(end.row)
+    if seat is None:
+        fleet.stale_count += 1
+        return
+    request = seat.request
+    seat.is_ended = True
+    if end.reason is not EndReason.LENGTH or request.output_count == request.lengths.output:
+        fleet.finish(request, end.reason, now_us)
+    elif seat.leg is Leg.SOURCE and seat.settled == request.lengths.prompt:
+        _await_target(fleet, seat)
+    else:
+        text = f"worker {worker.worker_id} ended the request before its last token"
+        fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
+
+
+def _await_target(fleet: Fleet, seat: Seat) -> None:
+    request = seat.request
+    seat.worker.books.close(seat.holding)
+    request.move(Phase.HANDING_OFF)
+    fleet.record(LogEvent.PREFILL_DONE, request, worker=seat.worker.worker_id)
+    fleet.awaiting_target.append(request)
+    fleet.awaiting_target.sort(key=lambda waiting: waiting.rank)
+
+
+def _fetch_ended(fleet: Fleet, worker: Worker, result: FetchResult, now_us: int) -> None:
+    request = worker.tickets.get(result.ticket)
+    if request is None:
+        fleet.stale_count += 1
+        return
+    if result.error:
+        text = f"the hand-off to worker {worker.worker_id} failed: {result.error}"
+        fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
+        return
+    del worker.tickets[result.ticket]
+    request.ticket = None
+    request.bytes_moved = result.byte_count
+    fleet.record(
+        LogEvent.HANDOFF_DONE,
+        request,
+        worker=worker.worker_id,
+        bytes_moved=request.bytes_moved,
+        bytes_saved=request.bytes_saved,
+        busy_us=result.busy_us,
+    )
+    _start_decode(fleet, request, now_us)
+
+
+def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
+    source, seat = request.source, request.target
+    assert source is not None and seat is not None
+    fleet.leave(source)
+    request.move(Phase.DECODING)
+    request.times.decoding_us = now_us
+    worker, lengths, pace = seat.worker, request.lengths, fleet.settings.pace
+    seat.holding.keeps_all = False
+    worker.books.lower(
+        seat.holding,
+        [
+            demand(group, DemandPhase.DECODE, lengths, pace, whole_prompt=False).floor
+            for group in worker.layout.groups
+        ],
+    )
+    settle(fleet, seat, lengths.prompt)
+    cover_decode(fleet, seat)
+    seat.is_started = True
+    worker.add(
+        StartRow(
+            seat.row,
+            request.request_id,
+            position=seat.settled,
+            output_index=request.output_count,
+            limit=lengths.end,
+            pages=page_runs(seat),
+        )
+    )
+    fleet.record(LogEvent.DECODE_STARTED, request, worker=worker.worker_id)
+
+
+def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
+    """Take pages for the positions that a decoding row may feed next; returns what is new.
+
+    Sets `next_event`: the settled position at which the pages no longer cover all that the
+    row may run ahead. Until then neither reclaim nor growth is due.
+    """
+    books, holding, end = seat.worker.books, seat.holding, seat.request.lengths.end
+    ahead = fleet.settings.ahead_tokens
+    until = Tokens(min(end, seat.settled + ahead))
+    new: list[tuple[int, bytes]] = []
+    next_event = end
+    for index, group in enumerate(books.layout.groups):
+        table = holding.tables[index]
+        is_all = isinstance(group.reach, All)
+        pages = books.cover(holding, index, end if is_all else until, surplus=not is_all)
+        if pages:
+            new.append((index, pack_ids(pages)))
+        if is_all:
+            continue
+        if table.covered < until:
+            next_event = Tokens(seat.settled + 1)  # Pages were short: look again at once.
+        elif table.covered < end:
+            next_event = Tokens(min(next_event, table.covered - ahead + 1))
+    seat.next_event = next_event
+    return new

@@ -1,0 +1,190 @@
+"""What the core knows: requests, the seats they have on workers, and the workers."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from tidegate.ipc.protocol import (
+    Incarnation,
+    PlanSeq,
+    PoolHandle,
+    PoolId,
+    RequestId,
+    Role,
+    Row,
+    Ticket,
+    WorkerId,
+)
+from tidegate.kvcache.books import Books, Holding
+from tidegate.kvcache.demand import Leg, Lengths
+from tidegate.kvcache.layout import Layout, Tokens
+from tidegate.scheduler.commands import PlanOperation
+from tidegate.scheduler.events import ClientId
+from tidegate.scheduler.phases import Phase, check_move
+
+Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
+
+
+class Worker:
+    """One worker: its books, its rows, and the plan that is being written for it."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        role: Role,
+        pool: PoolId,
+        incarnation: Incarnation,
+        handle: PoolHandle,
+        books: Books,
+        context: int,
+        row_count: int,
+        now_us: int,
+    ) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.pool = pool
+        self.incarnation = incarnation
+        self.handle = handle
+        self.books = books
+        self.context = context
+        self.row_count = row_count
+        self.rows_free: deque[Row] = deque(Row(index) for index in range(row_count))
+        self.rows_draining: deque[tuple[PlanSeq, Row]] = deque()
+        self.seats: dict[Row, Seat] = {}
+        self.prefilling: list[Seat] = []  # Seats with prompt positions left, in order of rank.
+        self.chunks_in_flight = 0
+        self.tickets: dict[Ticket, Request] = {}
+        self.seq = PlanSeq(0)  # The last plan sent.
+        self.completed = PlanSeq(0)
+        self.operations: list[PlanOperation] = []
+        self.must_plan = False
+        self.progress_us = now_us
+        self.is_suspect = False
+
+    @property
+    def layout(self) -> Layout:
+        return self.books.layout
+
+    @property
+    def next_seq(self) -> PlanSeq:
+        """The number of the plan that is being written."""
+        return PlanSeq(self.seq + 1)
+
+    @property
+    def is_working(self) -> bool:
+        """It owes an answer: a row, a pull, or pages that drain."""
+        return bool(self.seats or self.tickets or self.rows_draining) or self.books.is_draining
+
+    def add(self, *operations: PlanOperation) -> None:
+        self.operations.extend(operations)
+        self.must_plan = True
+
+    def complete(self, plan: PlanSeq) -> None:
+        self.completed = plan
+        self.books.complete(plan)
+        while self.rows_draining and self.rows_draining[0][0] <= plan:
+            self.rows_free.append(self.rows_draining.popleft()[1])
+
+    def check(self) -> None:
+        self.books.check()
+        rows = [*self.rows_free, *(row for _, row in self.rows_draining), *self.seats]
+        assert sorted(rows) == list(range(self.row_count)), "a row is lost or in two places"
+        assert all(seat.worker is self for seat in self.seats.values())
+        in_flight = sum(seat.chunk_until is not None for seat in self.seats.values())
+        assert in_flight == self.chunks_in_flight
+        for seat in self.prefilling:
+            assert self.seats.get(seat.row) is seat
+
+
+class Seat:
+    """A request's place on a worker: a row and its pages.
+
+    `settled` counts the positions that the worker has answered for. `chunk_until` is set
+    while a chunk is with the worker. Nothing need be done for the pages of a decoding row
+    until `settled` reaches `next_event`.
+    """
+
+    def __init__(
+        self, request: "Request", worker: Worker, row: Row, holding: Holding, leg: Leg
+    ) -> None:
+        self.request = request
+        self.worker = worker
+        self.row = row
+        self.holding = holding
+        self.leg = leg
+        self.settled = Tokens(0)
+        self.chunk_until: Tokens | None = None
+        self.next_event = Tokens(0)
+        self.is_started = False  # The worker has been sent a `Start` for the row.
+        self.is_ended = False  # The worker has said that the row ended by itself.
+
+
+class Times:
+    """When the phases of a request began, in microseconds; None while they have not."""
+
+    def __init__(self, received_us: int) -> None:
+        self.received_us = received_us
+        self.admitted_us: int | None = None
+        self.first_token_us: int | None = None
+        self.prefilled_us: int | None = None
+        self.fetch_us: int | None = None
+        self.decoding_us: int | None = None
+
+
+class Request:
+    """One request from the time that it is accepted until its last message."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        client: ClientId,
+        lengths: Lengths,
+        rank: Rank,
+        deadline_us: int,
+        deadline_text: str,
+        has_own_timeout: bool,
+        received_us: int,
+    ) -> None:
+        self.request_id = request_id
+        self.client = client
+        self.lengths = lengths
+        self.rank = rank
+        # The client's own timeout holds until the first token, the queue's until admission.
+        self.deadline_us = deadline_us
+        self.deadline_text = deadline_text
+        self.has_own_timeout = has_own_timeout
+        self.times = Times(received_us)
+        self.source: Seat | None = None
+        self.target: Seat | None = None
+        self.output_count = 0
+        self.ticket: Ticket | None = None
+        self.wait_reason = ""
+        self.bytes_moved = 0
+        self.bytes_saved = 0
+        self.pages_peak: dict[str, int] = {}
+        self.workers: dict[str, WorkerId] = {}
+        self._phase = Phase.WAITING
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def move(self, phase: Phase) -> None:
+        check_move(self._phase, phase)
+        self._phase = phase
+
+    @property
+    def seats(self) -> Iterable[Seat]:
+        return (seat for seat in (self.source, self.target) if seat is not None)
+
+    def check(self) -> None:
+        match self._phase:
+            case Phase.WAITING | Phase.FINISHED:
+                assert self.source is None and self.target is None and self.ticket is None
+            case Phase.PREFILLING:
+                assert self.source is not None and self.target is None
+            case Phase.HANDING_OFF:
+                assert self.source is not None and (self.target is None) == (
+                    self.ticket is None
+                )
+            case Phase.DECODING:
+                assert (self.source is None) != (self.target is None) and self.ticket is None
