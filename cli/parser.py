@@ -1,0 +1,31 @@
+"""The argument parser: errors in one line, help that shows defaults."""
+
+import argparse
+import sys
+from typing import NoReturn
+
+USAGE_STATUS = 2  # The exit status of a command whose options are wrong.
+
+
+class SettingError(Exception):
+    """Options that are wrong together, or do not suit this machine.
+
+    The text begins with the option's name and says what would be right.
+    """
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes options by their whole names only, so that a new option breaks no script."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)  # type: ignore[arg-type]  # passed on
+
+    def error(self, message: str) -> NoReturn:
+        fail(self.prog, message)
+
+
+def fail(program: str, message: str, status: int = USAGE_STATUS) -> NoReturn:
+    """Say what is wrong in one line on stderr, and exit."""
+    print(f"{program}: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(status)
