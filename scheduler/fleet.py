@@ -101,7 +101,8 @@ class Fleet:
         del worker.seats[seat.row]
         worker.rows_draining.append((worker.next_seq, seat.row))
         worker.must_plan = True
-        if seat.is_started and not seat.is_ended:
+        began_unsent = worker.forget_unsent(seat.row)
+        if seat.is_started and not seat.is_ended and not began_unsent:
             worker.add(Stop(seat.row))
         if request.source is seat:
             request.source = None

@@ -4,7 +4,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from tidegate.ipc.protocol import (
+    Chunk,
+    Grow,
     Incarnation,
+    Limit,
     PlanSeq,
     PoolHandle,
     PoolId,
@@ -17,7 +20,7 @@ from tidegate.ipc.protocol import (
 from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.demand import Leg, Lengths
 from tidegate.kvcache.layout import Layout, Tokens
-from tidegate.scheduler.commands import PlanOperation
+from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase, check_move
 
@@ -77,6 +80,20 @@ class Worker:
     def add(self, *operations: PlanOperation) -> None:
         self.operations.extend(operations)
         self.must_plan = True
+
+    def forget_unsent(self, row: Row) -> bool:
+        """Drop a row's operations from the plan being written, if the row begins there.
+
+        The shell joins tokens to a `StartRow`, and those of a request that has ended are gone.
+        """
+        if not any(isinstance(op, StartRow) and op.row == row for op in self.operations):
+            return False
+        self.operations = [
+            op
+            for op in self.operations
+            if not (isinstance(op, StartRow | Chunk | Grow | Limit) and op.row == row)
+        ]
+        return True
 
     def complete(self, plan: PlanSeq) -> None:
         self.completed = plan

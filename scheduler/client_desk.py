@@ -1,0 +1,79 @@
+"""The shell's side of client links: frames checked and turned into events or replies."""
+
+import math
+
+import msgspec
+import numpy as np
+
+from tidegate.ipc.protocol import (
+    MalformedIds,
+    ModelCard,
+    Refused,
+    RequestId,
+    Sampling,
+    Submit,
+    unpack_ids,
+)
+
+TEMPERATURE_MAX = 100.0
+STOP_ID_COUNT_MAX = 256
+REQUEST_ID_LENGTH_MAX = 256
+SEED_RANGE = (-(2**63), 2**63 - 1)
+
+
+def check_submit(submit: Submit, card: ModelCard | None) -> Refused | None:
+    """Refuse what is wrong whatever the pools hold; the core's door sees to the rest."""
+    if not submit.request_id or len(submit.request_id) > REQUEST_ID_LENGTH_MAX:
+        text = f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters"
+        return _refused(submit, 400, "bad_request_id", text)
+    if len(submit.prompt) % 4:
+        return _refused(submit, 400, "bad_prompt", "prompt is not a list of uint32 token ids")
+    try:
+        stop_ids = unpack_ids(submit.stop_ids)
+    except MalformedIds as error:
+        return _refused(submit, 400, "bad_stop_ids", f"stop_ids: {error}")
+    if len(stop_ids) > STOP_ID_COUNT_MAX:
+        text = f"stop_ids: at most {STOP_ID_COUNT_MAX}, got {len(stop_ids)}"
+        return _refused(submit, 400, "bad_stop_ids", text)
+    if submit.timeout_ms is not None and submit.timeout_ms < 1:
+        return _refused(submit, 400, "bad_timeout", "timeout_ms must be at least 1")
+    fault = _sampling_fault(submit.sampling, submit.seed)
+    if fault is not None:
+        return _refused(submit, 400, "bad_sampling", fault)
+    if card is None:
+        return None  # The core refuses it for want of a worker.
+    if submit.model not in ("", card.name):
+        text = f"model {submit.model!r} is not served here; {card.name!r} is"
+        return _refused(submit, 404, "model_not_found", text)
+    tokens = np.frombuffer(submit.prompt, dtype="<u4")
+    if tokens.size and int(tokens.max()) >= card.vocab_size:
+        text = (
+            f"token id {int(tokens.max())} is not in the vocabulary, "
+            f"whose ids are 0 to {card.vocab_size - 1}"
+        )
+        return _refused(submit, 400, "bad_token_id", text)
+    return None
+
+
+def with_seed(sampling: Sampling, seed: int) -> Sampling:
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def _sampling_fault(sampling: Sampling, seed: int | None) -> str | None:
+    if not (
+        math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= TEMPERATURE_MAX
+    ):
+        return f"temperature must be 0 to {TEMPERATURE_MAX:g}, got {sampling.temperature}"
+    if sampling.top_k < 0:
+        return f"top_k must be at least 0 (0 is off), got {sampling.top_k}"
+    if not 0 <= sampling.top_p <= 1:
+        return f"top_p must be 0 to 1, got {sampling.top_p}"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p must be 0 to 1, got {sampling.min_p}"
+    if seed is not None and not SEED_RANGE[0] <= seed <= SEED_RANGE[1]:
+        return f"seed must fit 64 bits, got {seed}"
+    return None
+
+
+def _refused(submit: Submit, status: int, code: str, text: str) -> Refused:
+    return Refused(RequestId(submit.request_id), status, code, text)

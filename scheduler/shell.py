@@ -1,0 +1,357 @@
+"""The trio shell: frames and time become events, and commands become frames and log lines.
+
+It decides nothing. One turn takes all that has arrived, applies it to the core, asks for one
+plan, and carries it out; sends never wait. What a send finds out (a peer that is gone, or reads
+too slowly) becomes an event of the next turn.
+"""
+
+import random
+from typing import assert_never
+
+import msgspec
+import trio
+
+from tidegate.ipc.log import Log
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import (
+    Accepted,
+    Cancel,
+    Card,
+    EndReason,
+    Finished,
+    GetCard,
+    GetStatus,
+    Malformed,
+    Ping,
+    Plan,
+    Refused,
+    RequestId,
+    SchedulerToClient,
+    SchedulerToWorker,
+    StreamId,
+    Submit,
+    Usage,
+    WorkerId,
+    decode_from_client,
+    encode,
+)
+from tidegate.scheduler.client_desk import check_submit, with_seed
+from tidegate.scheduler.commands import (
+    AcceptRequest,
+    Command,
+    EmitTokens,
+    FinishRequest,
+    Record,
+    RefuseRequest,
+    SendPlan,
+    StartRow,
+)
+from tidegate.scheduler.core import Core
+from tidegate.scheduler.events import Cancelled, ClientGone, ClientId, Event, Submitted
+from tidegate.scheduler.link import Link, SendOutcome
+from tidegate.scheduler.outgoing import Outgoing
+from tidegate.scheduler.status import status_of
+from tidegate.scheduler.streams import TOKEN_BYTES, Stream, Streams
+from tidegate.scheduler.worker_desk import Turn, WorkerDesk
+
+SEED_MAX = 2**63 - 1
+
+
+class ShellSettings(msgspec.Struct, frozen=True):
+    """Times are in seconds, but for the names that say otherwise."""
+
+    beat_s: float = 1.0  # How often clients are told that the scheduler lives.
+    report_interval_ms: int = 1000
+    worker_silence_s_max: float = 120.0
+
+
+class Shell:
+    """Runs one core over two links, until cancelled."""
+
+    def __init__(
+        self,
+        core: Core,
+        workers: Link,
+        clients: Link,
+        log: Log,
+        settings: ShellSettings,
+        epoch: str,
+        seeds: random.Random,
+    ) -> None:
+        self._core = core
+        self._workers = workers
+        self._clients = clients
+        self._log = log
+        self._settings = settings
+        self._epoch = epoch
+        self._seeds = seeds
+        self._desk = WorkerDesk(epoch, settings.report_interval_ms, log)
+        self._streams = Streams()
+        self._outgoing = Outgoing()
+        self._worker_frames: list[tuple[bytes, bytes]] = []
+        self._client_frames: list[tuple[bytes, bytes]] = []
+        self._late: list[Event] = []  # Found out while commands were carried out.
+        self._reports: list[bytes] = []  # The turn's report tokens.
+        self._next_stream = 0
+        self._wake = trio.Event()
+        self._turned = trio.Event()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive, self._workers, self._worker_frames)
+            nursery.start_soon(self._receive, self._clients, self._client_frames)
+            nursery.start_soon(self._beat)
+            while True:
+                await self._sleep()
+                self._wake = trio.Event()
+                self._turn(now_us())
+                self._turned.set()
+                self._turned = trio.Event()
+
+    def end_streams(self, text: str) -> None:
+        """Tell every client that its requests end now. For an orderly stop."""
+        for stream in self._streams:
+            usage = Usage(
+                len(stream.prompt) // TOKEN_BYTES, 0, len(stream.output) // TOKEN_BYTES
+            )
+            ended = Finished(stream.stream_id, EndReason.ERROR, usage, text, 503)
+            self._clients.send(stream.peer, encode(ended))
+
+    # --- Waiting ---
+
+    async def _receive(self, link: Link, frames: list[tuple[bytes, bytes]]) -> None:
+        """Frames are bounded: the next are taken when a turn has used these."""
+        while True:
+            frames.extend(await link.receive())
+            turned = self._turned
+            self._wake.set()
+            await turned.wait()
+
+    async def _sleep(self) -> None:
+        wake_us = self._core.wake_us
+        deadline = float("inf") if wake_us is None else wake_us / 1e6
+        with trio.move_on_at(deadline):
+            await self._wake.wait()
+        # Frames that came at the same moment join this turn.
+        await trio.lowlevel.checkpoint()
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(self._settings.beat_s)
+            ping = encode(Ping(self._epoch))
+            for peer in self._streams.peers():
+                self._note_outcome(peer, self._clients.send(peer, ping))
+            limit_us = now_us() - round(self._settings.worker_silence_s_max * 1e6)
+            for worker in self._desk.silent_since(limit_us):
+                self._lose_worker(worker, "it was silent for too long")
+            if self._late:
+                self._wake.set()
+
+    # --- One turn ---
+
+    def _turn(self, now: int) -> None:
+        late, self._late = self._late, []
+        for event in late:
+            self._core.apply(event, now)
+        for peer in self._workers.take_gone():
+            self._carry(self._desk.lose_peer(peer, "its connection ended"), now)
+        for peer in self._clients.take_gone():
+            self._core.apply(ClientGone(client_id(peer), "its connection ended"), now)
+        self._reports = []
+        for peer, frame in self._worker_frames:
+            turn = self._desk.take(peer, frame, len(self._reports), now)
+            self._reports.append(turn.tokens)
+            self._carry(turn, now)
+        self._worker_frames.clear()
+        for peer, frame in self._client_frames:
+            self._client_frame(peer, frame, now)
+        self._client_frames.clear()
+        for command in self._core.plan(now):
+            self._execute(command)
+        self._flush_outgoing()
+        if self._late:
+            self._wake.set()
+
+    def _carry(self, turn: Turn, now: int) -> None:
+        for reply in turn.replies:
+            self._workers.send(reply.peer, encode(reply.message))
+        for event in turn.events:
+            self._core.apply(event, now)
+
+    def _client_frame(self, peer: bytes, frame: bytes, now: int) -> None:
+        try:
+            message = decode_from_client(frame)
+        except msgspec.DecodeError as error:
+            self._log.rate_limited(LogEvent.MALFORMED_FRAME, link="clients", text=str(error))
+            self._reply(peer, Malformed(str(error)))
+            return
+        match message:
+            case GetCard():
+                self._reply(peer, Card(self._desk.card))
+            case GetStatus():
+                self._reply(peer, status_of(self._core, self._desk.card, self._epoch))
+            case Submit():
+                self._submit(peer, message, now)
+            case Cancel():
+                stream = self._streams.of_client(peer, message.request_id)
+                if stream is not None:
+                    kept = max(0, message.kept)
+                    cancelled = Cancelled(stream.request_id, kept, message.reason)
+                    self._core.apply(cancelled, now)
+            case _:
+                assert_never(message)
+
+    def _submit(self, peer: bytes, submit: Submit, now: int) -> None:
+        refused = check_submit(submit, self._desk.card)
+        if self._streams.of_client(peer, submit.request_id) is not None:
+            text = "a request with this request_id is running on this connection"
+            refused = Refused(submit.request_id, 409, "duplicate_request_id", text)
+        self._next_stream += 1
+        request_id = RequestId(f"{self._epoch}-{self._next_stream}")
+        self._log.info(
+            LogEvent.REQUEST_RECEIVED,
+            request_id=request_id,
+            client=client_id(peer),
+            client_request_id=submit.request_id,
+            prompt_tokens=len(submit.prompt) // TOKEN_BYTES,
+            max_tokens=submit.max_tokens,
+            tenant=submit.tenant,
+        )
+        if refused is not None:
+            self._log.info(
+                LogEvent.REQUEST_REFUSED,
+                request_id=request_id,
+                status=refused.status,
+                code=refused.code,
+                text=refused.text,
+            )
+            self._reply(peer, refused)
+            return
+        seed = self._seeds.randint(0, SEED_MAX) if submit.seed is None else submit.seed
+        stream = Stream(
+            request_id,
+            StreamId(self._next_stream),
+            peer,
+            submit,
+            with_seed(submit.sampling, seed),
+        )
+        self._streams.add(stream)
+        self._core.apply(
+            Submitted(
+                request_id,
+                client_id(peer),
+                len(submit.prompt) // TOKEN_BYTES,
+                submit.max_tokens,
+                submit.priority,
+                submit.timeout_ms,
+            ),
+            now,
+        )
+
+    # --- Commands ---
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case SendPlan():
+                self._send_plan(command)
+            case AcceptRequest():
+                stream = self._streams.get(command.request_id)
+                accepted = Accepted(
+                    stream.client_request_id,
+                    stream.stream_id,
+                    stream.request_id,
+                    self._epoch,
+                    stream.sampling.seed,
+                    command.max_tokens,
+                )
+                self._outgoing.add(stream.peer, accepted)
+            case RefuseRequest():
+                stream = self._streams.remove(command.request_id)
+                self._outgoing.add(stream.peer, refused_message(stream, command))
+            case EmitTokens():
+                stream = self._streams.get(command.request_id)
+                begin = command.offset * TOKEN_BYTES
+                end = begin + command.count * TOKEN_BYTES
+                tokens = self._reports[command.report][begin:end]
+                stream.output += tokens
+                self._outgoing.add_tokens(
+                    stream.peer, stream.stream_id, command.first_index, tokens
+                )
+            case FinishRequest():
+                stream = self._streams.remove(command.request_id)
+                finished = Finished(
+                    stream.stream_id,
+                    command.reason,
+                    command.usage,
+                    command.text,
+                    command.status,
+                )
+                self._outgoing.add(stream.peer, finished)
+            case Record():
+                self._log.info(command.event, request_id=command.request_id, **command.fields)
+            case _:
+                assert_never(command)
+
+    def _send_plan(self, command: SendPlan) -> None:
+        operations = tuple(
+            self._streams.get(operation.request_id).start(operation)
+            if isinstance(operation, StartRow)
+            else operation
+            for operation in command.operations
+        )
+        plan: SchedulerToWorker = Plan(command.seq, operations)
+        outcome = self._workers.send(self._desk.peer(command.worker), encode(plan))
+        if outcome is SendOutcome.GONE:
+            self._lose_worker(command.worker, "its connection ended")
+        elif outcome is SendOutcome.FULL:
+            self._lose_worker(command.worker, "it does not read its plans")
+
+    def _lose_worker(self, worker: WorkerId, reason: str) -> None:
+        turn = self._desk.lose(worker, reason)
+        for reply in turn.replies:
+            self._workers.send(reply.peer, encode(reply.message))
+        self._late.extend(turn.events)
+
+    def _flush_outgoing(self) -> None:
+        for peer, messages in self._outgoing.take():
+            for message in messages:
+                self._reply(peer, message)
+
+    def _reply(self, peer: bytes, message: SchedulerToClient) -> None:
+        self._note_outcome(peer, self._clients.send(peer, encode(message)))
+
+    def _note_outcome(self, peer: bytes, outcome: SendOutcome) -> None:
+        match outcome:
+            case SendOutcome.SENT:
+                pass
+            case SendOutcome.GONE:
+                self._late.append(ClientGone(client_id(peer), "its connection ended"))
+            case SendOutcome.FULL:
+                self._log.rate_limited(LogEvent.CLIENT_TOO_SLOW, client=client_id(peer))
+                self._late.append(ClientGone(client_id(peer), "it reads too slowly"))
+            case _:
+                assert_never(outcome)
+
+
+def refused_message(stream: Stream, command: RefuseRequest) -> Refused:
+    return Refused(
+        stream.client_request_id,
+        command.status,
+        command.code,
+        command.text,
+        command.pool,
+        command.needed,
+        command.limit,
+        command.role,
+        command.worker,
+        command.retry_after_ms,
+    )
+
+
+def client_id(peer: bytes) -> ClientId:
+    """A connection's name in the core and in logs."""
+    return ClientId(peer.hex())
+
+
+def now_us() -> int:
+    return round(trio.current_time() * 1e6)

@@ -1,0 +1,90 @@
+"""What the shell keeps of each live request: its tokens, and who reads it.
+
+The core is token-blind; these are the bytes that the shell joins to its commands.
+"""
+
+from collections.abc import Iterator
+
+from tidegate.ipc.protocol import RequestId, Sampling, Start, StreamId, Submit
+from tidegate.scheduler.commands import StartRow
+
+TOKEN_BYTES = 4
+
+
+class Stream:
+    """One live request of one client. `request_id` is the scheduler's own name for it."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        stream_id: StreamId,
+        peer: bytes,
+        submit: Submit,
+        sampling: Sampling,
+    ) -> None:
+        self.request_id = request_id
+        self.stream_id = stream_id
+        self.peer = peer
+        self.client_request_id = submit.request_id
+        self.prompt = submit.prompt
+        self.output = bytearray()
+        self.sampling = sampling
+        self.stop_ids = submit.stop_ids
+        self.ignore_eos = submit.ignore_eos
+
+    def start(self, row: StartRow) -> Start:
+        """The wire's `Start`: the core's, with the tokens that the row has to feed."""
+        prompt_tokens = len(self.prompt) // TOKEN_BYTES
+        begin = row.position * TOKEN_BYTES
+        if row.position < prompt_tokens:
+            tokens = self.prompt[begin:] + bytes(self.output)
+        else:
+            tokens = bytes(self.output[begin - len(self.prompt) :])
+        return Start(
+            row=row.row,
+            request_id=row.request_id,
+            position=row.position,
+            tokens=tokens,
+            output_index=row.output_index,
+            limit=row.limit,
+            pages=row.pages,
+            sampling=self.sampling,
+            stop_ids=self.stop_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class Streams:
+    """Live requests by the scheduler's name, and by their client's own."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[RequestId, Stream] = {}
+        self._by_peer: dict[bytes, dict[RequestId, Stream]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(tuple(self._by_id.values()))
+
+    def add(self, stream: Stream) -> None:
+        self._by_id[stream.request_id] = stream
+        self._by_peer.setdefault(stream.peer, {})[stream.client_request_id] = stream
+
+    def get(self, request_id: RequestId) -> Stream:
+        return self._by_id[request_id]
+
+    def of_client(self, peer: bytes, client_request_id: RequestId) -> Stream | None:
+        return self._by_peer.get(peer, {}).get(client_request_id)
+
+    def remove(self, request_id: RequestId) -> Stream:
+        stream = self._by_id.pop(request_id)
+        mine = self._by_peer[stream.peer]
+        del mine[stream.client_request_id]
+        if not mine:
+            del self._by_peer[stream.peer]
+        return stream
+
+    def peers(self) -> tuple[bytes, ...]:
+        """Connections that have a live request."""
+        return tuple(self._by_peer)
