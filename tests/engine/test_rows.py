@@ -1,0 +1,522 @@
+"""Operations in, launches out: the row table without a model."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.engine.rows import CHUNKS_WAITING_MAX, Feed, Launch, RowOperation, RowTable
+from tidegate.ipc.protocol import (
+    Chunk,
+    EndReason,
+    Grow,
+    Limit,
+    PageRun,
+    RequestId,
+    Row,
+    RowEnd,
+    Sampling,
+    Start,
+    Stop,
+    pack_ids,
+)
+from tidegate.kvcache.layout import All, Group, Layout, Pages, Tokens, Window
+
+PAGE = 4
+WINDOW = 6
+EOS = 99
+LAYOUT = Layout(
+    groups=(
+        Group("full", All(), Tokens(PAGE), ()),
+        Group("window", Window(Tokens(WINDOW)), Tokens(PAGE), ()),
+    ),
+    swa_only_transfer=True,
+)
+
+
+def make_table(row_count: int = 8) -> RowTable:
+    return RowTable(LAYOUT, (64, 32), row_count, vocab_size=100, eos_ids=(EOS,))
+
+
+def make_start(
+    row: int = 0,
+    *,
+    position: int = 0,
+    tokens: tuple[int, ...] = (1, 2, 3, 4, 5),
+    output_index: int = 0,
+    limit: int = 20,
+    full: tuple[int, ...] = (10, 11),
+    window: tuple[int, ...] = (20, 21),
+    window_from: int = 0,
+    stop_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
+) -> Start:
+    return Start(
+        row=Row(row),
+        request_id=RequestId(f"request-{row}"),
+        position=position,
+        tokens=pack_ids(tokens),
+        output_index=output_index,
+        limit=limit,
+        pages=(PageRun(0, pack_ids(full)), PageRun(window_from, pack_ids(window))),
+        sampling=Sampling(),
+        stop_ids=pack_ids(stop_ids),
+        ignore_eos=ignore_eos,
+    )
+
+
+def decoding_start(row: int = 0, **changes: int) -> Start:
+    """A row after a hand-off at length 5, with its first token to feed."""
+    limit = changes.get("limit", 20)
+    return make_start(row, position=5, tokens=(7,), output_index=1, limit=limit)
+
+
+def apply_all(table: RowTable, *operations: RowOperation) -> None:
+    for operation in operations:
+        table.apply(operation)
+
+
+def only_feed(launch: Launch) -> Feed:
+    assert len(launch.feeds) == 1
+    return launch.feeds[0]
+
+
+def fed(feed: Feed) -> tuple[int, list[int], bool]:
+    return feed.start, [int(token) for token in feed.tokens], feed.sample
+
+
+def run_launch(table: RowTable, token: int = 50) -> tuple[Launch, list[RowEnd]]:
+    """Settle one launch in which every row samples `token`."""
+    launch = table.next_launch()
+    ends = [table.settle(feed, token if feed.sample else None) for feed in launch.feeds]
+    return launch, [end for end in ends if end is not None]
+
+
+# --- Prefill ---
+
+
+def test_a_prompt_waits_for_its_chunk() -> None:
+    table = make_table()
+    table.apply(make_start())
+    assert table.next_launch() == Launch((), ())
+    table.apply(Chunk(Row(0), until=5, sample=True))
+    assert fed(only_feed(table.next_launch())) == (0, [1, 2, 3, 4, 5], True)
+
+
+def test_a_prompt_of_one_token_waits_for_its_chunk_too() -> None:
+    table = make_table()
+    table.apply(make_start(tokens=(1,)))
+    assert table.next_launch().feeds == ()
+    table.apply(Chunk(Row(0), until=1, sample=True))
+    assert fed(only_feed(table.next_launch())) == (0, [1], True)
+
+
+def test_chunks_of_one_row_go_into_launches_one_after_another() -> None:
+    table = make_table()
+    apply_all(table, make_start(), Chunk(Row(0), 2, False), Chunk(Row(0), 5, True))
+    first, _ = run_launch(table)
+    second, _ = run_launch(table)
+    assert fed(only_feed(first)) == (0, [1, 2], False)
+    assert fed(only_feed(second)) == (2, [3, 4, 5], True)
+    assert only_feed(first).is_chunk
+    assert only_feed(second).is_chunk
+    assert only_feed(first).end == 2
+
+
+def test_a_row_decodes_by_itself_after_the_chunk_that_samples() -> None:
+    table = make_table()
+    apply_all(table, make_start(), Chunk(Row(0), 5, True))
+    first, _ = run_launch(table, token=50)
+    second, _ = run_launch(table, token=51)
+    third = table.next_launch()
+    assert only_feed(first).output_index == 0
+    assert fed(only_feed(second)) == (5, [50], True)
+    assert only_feed(second).output_index == 1
+    assert not only_feed(second).is_chunk
+    assert fed(only_feed(third)) == (6, [51], True)
+
+
+def test_a_prefill_row_ends_at_its_limit_with_one_token() -> None:
+    table = make_table()
+    apply_all(table, make_start(limit=5), Chunk(Row(0), 5, True))
+    _, ends = run_launch(table)
+    assert ends == [RowEnd(Row(0), EndReason.LENGTH)]
+    assert len(table) == 0
+
+
+def test_a_last_chunk_that_does_not_sample_leaves_the_row_waiting() -> None:
+    table = make_table()
+    apply_all(table, make_start(limit=5), Chunk(Row(0), 5, False))
+    _, ends = run_launch(table)
+    assert ends == []
+    assert Row(0) in table
+    assert table.next_launch() == Launch((), ())
+
+
+def test_a_resumed_row_with_several_tokens_waits_for_chunks() -> None:
+    table = make_table()
+    table.apply(make_start(tokens=(1, 2, 3, 50, 51), output_index=2))
+    assert table.next_launch().feeds == ()
+    table.apply(Chunk(Row(0), 5, True))
+    assert only_feed(table.next_launch()).output_index == 2
+
+
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (Chunk(Row(0), 0, False), "does not end after position 0"),
+        (Chunk(Row(0), 6, False), "by 5, where the row's tokens end"),
+        (Chunk(Row(0), -3, False), "does not end after"),
+        (Chunk(Row(0), 4, True), "cannot sample"),
+    ],
+)
+def test_a_senseless_chunk_costs_its_row_a_fault(chunk: Chunk, words: str) -> None:
+    table = make_table()
+    apply_all(table, make_start(0), make_start(1), chunk, Chunk(Row(1), 5, True))
+    (fault,) = table.take_faults()
+    assert (fault.row, fault.request_id, fault.kind) == (0, "request-0", "bad_plan")
+    assert words in fault.text
+    assert only_feed(table.next_launch()).row == 1
+    assert table.take_faults() == ()
+
+
+def test_a_chunk_beyond_its_pages_is_a_fault_and_the_others_go_on() -> None:
+    table = make_table()
+    apply_all(
+        table,
+        make_start(0, full=(10,)),
+        Chunk(Row(0), 5, True),
+        make_start(1),
+        Chunk(Row(1), 5, True),
+    )
+    assert only_feed(table.next_launch()).row == 1
+    (fault,) = table.take_faults()
+    assert fault.row == 0
+    assert "goes beyond 4" in fault.text
+    assert Row(0) not in table
+
+
+def test_pages_that_come_after_the_chunk_in_the_same_plan_count() -> None:
+    table = make_table()
+    apply_all(
+        table,
+        make_start(0, full=(10,), window=(20,)),
+        Chunk(Row(0), 5, True),
+        Grow(Row(0), 0, pack_ids([12])),
+        Grow(Row(0), 1, pack_ids([22])),
+    )
+    assert only_feed(table.next_launch()).end == 5
+
+
+def test_a_chunk_beyond_the_limit_is_a_fault() -> None:
+    table = make_table()
+    apply_all(table, make_start(limit=4), Chunk(Row(0), 5, True))
+    assert table.next_launch().feeds == ()
+    assert "the limit is 4" in table.take_faults()[0].text
+
+
+def test_chunks_that_wait_are_bounded() -> None:
+    table = make_table()
+    table.apply(make_start(tokens=(1,) * 80, limit=90))
+    for until in range(1, CHUNKS_WAITING_MAX + 1):
+        table.apply(Chunk(Row(0), until, False))
+    assert table.take_faults() == ()
+    table.apply(Chunk(Row(0), CHUNKS_WAITING_MAX + 1, False))
+    assert len(table.take_faults()) == 1
+
+
+# --- Decode ---
+
+
+def test_a_row_after_a_hand_off_decodes_at_once() -> None:
+    table = make_table()
+    table.apply(decoding_start())
+    feed = only_feed(table.next_launch())
+    assert fed(feed) == (5, [7], True)
+    assert feed.output_index == 1
+
+
+def test_a_chunk_for_the_one_known_token_is_reported_as_a_chunk() -> None:
+    table = make_table()
+    apply_all(table, decoding_start(), Chunk(Row(0), 6, True))
+    assert only_feed(table.next_launch()).is_chunk
+    run_launch(table)
+    assert not only_feed(table.next_launch()).is_chunk
+
+
+def test_a_row_stops_itself_at_its_limit() -> None:
+    table = make_table()
+    table.apply(decoding_start(limit=7))
+    assert run_launch(table)[1] == []
+    assert run_launch(table)[1] == [RowEnd(Row(0), EndReason.LENGTH)]
+    assert table.next_launch() == Launch((), ())
+
+
+def test_a_row_without_a_page_in_one_group_is_starved_and_goes_on_when_it_comes() -> None:
+    table = make_table()
+    table.apply(decoding_start())
+    for _ in range(3):
+        run_launch(table)
+    assert table.next_launch() == Launch((), (Row(0),))
+    table.apply(Grow(Row(0), 0, pack_ids([12])))
+    assert table.next_launch().starved == (0,)
+    table.apply(Grow(Row(0), 1, pack_ids([22])))
+    assert fed(only_feed(table.next_launch())) == (8, [50], True)
+
+
+def test_a_starved_row_does_not_hold_up_the_others() -> None:
+    table = make_table()
+    starved = make_start(0, position=8, tokens=(7,), output_index=1)
+    apply_all(table, starved, decoding_start(1))
+    launch = table.next_launch()
+    assert launch.starved == (0,)
+    assert only_feed(launch).row == 1
+
+
+def test_an_end_token_ends_the_row_and_comes_before_limit() -> None:
+    table = make_table()
+    table.apply(decoding_start(limit=6))
+    assert run_launch(table, token=EOS)[1] == [RowEnd(Row(0), EndReason.END_TOKEN)]
+
+
+def test_an_ignored_end_token_does_not_end_the_row() -> None:
+    table = make_table()
+    table.apply(make_start(position=5, tokens=(7,), output_index=1, ignore_eos=True))
+    assert run_launch(table, token=EOS)[1] == []
+
+
+def test_a_stop_id_ends_the_row_even_if_it_is_an_ignored_end_token() -> None:
+    table = make_table()
+    table.apply(
+        make_start(position=5, tokens=(7,), output_index=1, stop_ids=(42, EOS), ignore_eos=True)
+    )
+    table.apply(make_start(1, position=5, tokens=(7,), output_index=1, stop_ids=(42,), limit=6))
+    assert run_launch(table, token=42)[1] == [
+        RowEnd(Row(0), EndReason.STOP_ID),
+        RowEnd(Row(1), EndReason.STOP_ID),
+    ]
+
+
+def test_every_row_has_one_feed_and_they_keep_the_order_of_starts() -> None:
+    table = make_table()
+    apply_all(
+        table,
+        make_start(3),
+        decoding_start(1),
+        make_start(2),
+        Chunk(Row(2), 2, False),
+        Chunk(Row(2), 5, True),
+        Chunk(Row(3), 5, True),
+    )
+    launch = table.next_launch()
+    assert [feed.row for feed in launch.feeds] == [3, 1, 2]
+    assert [fed(feed) for feed in table.next_launch().feeds] == [
+        fed(feed) for feed in launch.feeds
+    ]
+
+
+# --- Limit, Stop, and what names no row ---
+
+
+def test_a_raised_limit_lets_a_row_go_further() -> None:
+    table = make_table()
+    apply_all(table, decoding_start(limit=6), Limit(Row(0), 7))
+    assert run_launch(table)[1] == []
+    assert run_launch(table)[1] == [RowEnd(Row(0), EndReason.LENGTH)]
+
+
+def test_a_limit_lowered_to_the_position_ends_the_row_without_a_token() -> None:
+    table = make_table()
+    apply_all(table, decoding_start(), Limit(Row(0), 5))
+    assert table.take_ended() == (RowEnd(Row(0), EndReason.LENGTH),)
+    assert table.take_ended() == ()
+    assert table.next_launch() == Launch((), ())
+
+
+def test_stop_forgets_a_row_in_every_state() -> None:
+    table = make_table()
+    apply_all(table, make_start(0), make_start(1), Chunk(Row(1), 2, False), decoding_start(2))
+    for row in range(3):
+        table.apply(Stop(Row(row)))
+    assert table.next_launch() == Launch((), ())
+    assert len(table) == 0
+    apply_all(table, Stop(Row(0)), Stop(Row(700)))
+    assert table.ignored_count == 0
+    assert table.take_faults() == ()
+
+
+def test_operations_for_a_row_that_is_gone_are_ignored_and_counted() -> None:
+    table = make_table()
+    apply_all(
+        table,
+        Grow(Row(0), 0, b"bad"),
+        Limit(Row(0), 3),
+        Chunk(Row(5), 3, True),
+        Grow(Row(-1), 0, b""),
+    )
+    assert table.ignored_count == 4
+    assert table.take_faults() == ()
+
+
+def test_a_result_for_a_row_that_was_stopped_and_started_again_is_dropped() -> None:
+    table = make_table()
+    table.apply(decoding_start())
+    feed = only_feed(table.next_launch())
+    apply_all(table, Stop(Row(0)))
+    assert table.settle(feed, 50) is None
+    table.apply(msgspec.structs.replace(make_start(0), request_id=RequestId("other")))
+    assert table.settle(feed, 50) is None
+    assert table.request_of(Row(0)) == "other"
+
+
+# --- Bad starts and growth ---
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (make_start(8), "not in 0 to 7"),
+        (make_start(-1), "not in 0 to 7"),
+        (make_start(tokens=()), "no list of uint32"),
+        (make_start(tokens=(1, 100)), "not in the vocabulary"),
+        (make_start(position=5, limit=5), "limit above its position"),
+        (make_start(output_index=-1), "output index"),
+        (make_start(full=(64,)), "page 64 is not in the pool of 64 pages"),
+        (make_start(window=(32,)), "page 32 is not in the pool of 32 pages"),
+        (make_start(window_from=2), "does not begin a page"),
+        (make_start(window_from=4), "needs positions 0"),
+        (make_start(position=9, tokens=(7,)), "needs positions 0 to 8"),
+        (make_start(position=-4), "negative"),
+        (make_start(window_from=-4), "negative"),
+    ],
+)
+def test_a_bad_start_is_a_fault_of_its_request(start: Start, words: str) -> None:
+    table = make_table()
+    apply_all(table, start, make_start(5), Chunk(Row(5), 5, True))
+    (fault,) = table.take_faults()
+    assert fault.request_id == start.request_id
+    assert fault.kind == "bad_plan"
+    assert words in fault.text
+    assert only_feed(table.next_launch()).row == 5
+
+
+def test_bytes_that_are_no_ids_are_a_fault() -> None:
+    table = make_table()
+    good = make_start(0)
+    for bad in (
+        msgspec.structs.replace(good, tokens=b"abc"),
+        msgspec.structs.replace(good, stop_ids=b"abc"),
+        msgspec.structs.replace(good, pages=(PageRun(0, b"abc"), PageRun(0, b""))),
+        msgspec.structs.replace(good, pages=(PageRun(0, b""),)),
+    ):
+        table.apply(bad)
+    assert len(table.take_faults()) == 4
+    assert len(table) == 0
+
+
+def test_a_window_table_may_begin_where_the_window_does() -> None:
+    table = make_table()
+    # At position 13 the window reads from 8 on, which is where page 2 begins.
+    table.apply(
+        make_start(
+            position=13,
+            tokens=(7,),
+            output_index=1,
+            full=(1, 2, 3, 4),
+            window=(5, 6),
+            window_from=8,
+        )
+    )
+    assert table.take_faults() == ()
+    feed = only_feed(table.next_launch())
+    assert [pages.first_page for pages in feed.pages] == [0, 2]
+    assert [list(pages.ids) for pages in feed.pages] == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_two_starts_of_one_row_end_both_requests() -> None:
+    table = make_table()
+    first, second = make_start(0), make_start(0, tokens=(9,))
+    apply_all(table, first, second)
+    assert [fault.row for fault in table.take_faults()] == [0, 0]
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    "grow", [Grow(Row(0), 2, b""), Grow(Row(0), -1, b""), Grow(Row(0), 0, b"abc")]
+)
+def test_senseless_growth_is_a_fault(grow: Grow) -> None:
+    table = make_table()
+    apply_all(table, make_start(), grow)
+    assert len(table.take_faults()) == 1
+
+
+def test_window_pages_below_the_window_are_forgotten_as_positions_settle() -> None:
+    table = make_table()
+    tokens = tuple(range(1, 17))
+    table.apply(make_start(tokens=tokens, full=(1, 2, 3, 4), window=(5, 6, 7, 8)))
+    for until in (4, 8, 12, 16):
+        table.apply(Chunk(Row(0), until, until == 16))
+    # The window reaches 5 positions back: from 4, 8 and 12 to pages 0, 0 and 1.
+    first_pages: list[int] = []
+    for _ in range(4):
+        launch, _ = run_launch(table)
+        first_pages.append(only_feed(launch).pages[1].first_page)
+    assert first_pages == [0, 0, 0, 1]
+    # From 16 to page 2.
+    table.apply(Grow(Row(0), 0, pack_ids([9])))
+    table.apply(Grow(Row(0), 1, pack_ids([9])))
+    run = only_feed(table.next_launch()).pages[1]
+    assert (run.first_page, list(run.ids)) == (2, [7, 8, 9])
+
+
+@given(
+    prompt=st.integers(1, 40),
+    cuts=st.sets(st.integers(1, 39)),
+    outputs=st.integers(1, 20),
+    grants=st.lists(st.integers(0, 2), max_size=30),
+)
+def test_each_position_is_fed_once_in_order_and_within_its_pages(
+    prompt: int, cuts: set[int], outputs: int, grants: list[int]
+) -> None:
+    table = make_table()
+    limit = prompt + outputs - 1
+    pages = -(-prompt // PAGE)
+    table.apply(
+        make_start(
+            tokens=tuple(t % 90 for t in range(prompt)),
+            limit=limit,
+            full=tuple(range(pages)),
+            window=tuple(range(pages)),
+        )
+    )
+    for until in [*sorted(cut for cut in cuts if cut < prompt), prompt]:
+        table.apply(Chunk(Row(0), until, until == prompt))
+    position, sampled, held = 0, 0, [pages, pages]
+    ended: list[RowEnd] = []
+    # Pages come in a random order at first, then as many as the row needs.
+    for grant in [*grants, *[0, 1] * 20, *[2] * (limit + len(cuts) + 2)]:
+        if grant < 2 and held[grant] < -(-limit // PAGE):
+            table.apply(Grow(Row(0), grant, pack_ids([held[grant]])))
+            held[grant] += 1
+        launch, ends = run_launch(table)
+        for feed in launch.feeds:
+            assert feed.start == position
+            position = feed.end
+            assert position <= min(min(held) * PAGE, limit)
+            for group, table_pages in zip(LAYOUT.groups, feed.pages, strict=True):
+                assert group.start_of(Pages(table_pages.first_page)) <= group.first_needed(
+                    Tokens(feed.start)
+                )
+                assert np.array_equal(
+                    table_pages.ids,
+                    np.arange(
+                        table_pages.first_page, len(table_pages.ids) + table_pages.first_page
+                    ),
+                )
+            sampled += feed.sample
+        if launch.starved:
+            assert min(held) * PAGE == position < limit
+        ended += ends
+    assert (position, sampled) == (limit, outputs)
+    assert ended == [RowEnd(Row(0), EndReason.LENGTH)]
