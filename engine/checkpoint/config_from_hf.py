@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate.engine.checkpoint.config import COUNT_MAX, LAYER_COUNT_MAX, Family, ModelConfig
 from tidegate.engine.checkpoint.errors import CheckpointError
-from tidegate.engine.checkpoint.json_file import read_json
+from tidegate.engine.checkpoint.small_file import read_json
 
 ARCHITECTURES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",

@@ -54,14 +54,20 @@ CORPUS = [
 
 
 def tiny_tokenizer(family: TinyFamily) -> Tokenizer:
-    """A byte-level BPE tokenizer of `VOCAB_SIZE` entries: it encodes any text, and adds no bos.
+    """A byte-level BPE tokenizer of `VOCAB_SIZE` entries, which encodes any text.
 
+    Its post-processor adds gemma3's begin-of-sequence token, if it is asked for special tokens.
     The same family always gives the same tokenizer.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    bos_token = BOS_TOKEN[family]
+    if bos_token is not None:
+        bos_id = SPECIAL_TOKENS[family].index(bos_token)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos_token} $A", special_tokens=[(bos_token, bos_id)]
+        )
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=SPECIAL_TOKENS[family],

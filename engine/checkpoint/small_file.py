@@ -1,4 +1,4 @@
-"""Reads the small JSON files of a Hugging Face folder."""
+"""Reads the small files of a checkpoint, such as config.json."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -29,3 +29,11 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """The file's content as UTF-8. Raises `CheckpointError` as `read_bytes` does."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: is not UTF-8: {error}") from None

@@ -1,0 +1,203 @@
+"""Loads a checkpoint's weights into torch tensors that look the same whatever the file."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import gguf
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tidegate.engine.checkpoint.errors import CheckpointError
+from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
+from tidegate.engine.checkpoint.gguf_header import GgufTensor
+from tidegate.engine.checkpoint.hf_checkpoint import HfCheckpoint
+from tidegate.engine.checkpoint.registry import Checkpoint
+from tidegate.engine.checkpoint.tensor_names import HEAD, gguf_names, weight_shapes
+
+DTYPES = (torch.bfloat16, torch.float32)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # Of stored tensors.
+
+# Weights pass through float32 in pieces of this size, never whole.
+PIECE_ELEMENTS_MAX = 256 * 1024
+NAMES_SHOWN_MAX = 5
+
+# Called with the count of weights loaded and the count of all.
+Progress = Callable[[int, int], None]
+
+# Buffers that older folders hold beside the weights. They follow from the configuration.
+IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+
+
+def load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None = None
+) -> dict[str, torch.Tensor]:
+    """The weights by canonical name (see `weight_shapes`), on the CPU, contiguous.
+
+    Matrices have `dtype`, which is bfloat16 or float32, and are [outputs, inputs]; the rows of
+    q_proj and k_proj have each head's halves one after the other, as rotation by halves wants
+    them. Norm weights are what the normalised vector is multiplied with. Those of Gemma are
+    float32 whatever `dtype` is: they hold 1 + w, which bfloat16 would round, and Gemma
+    multiplies before it leaves float32. `lm_head.weight` is there only if it is a tensor of
+    its own.
+
+    Memory: the result, and a few megabytes on top of it at any time; the file is mapped.
+
+    Raises `CheckpointError` that names the tensors which are missing, unknown or of the wrong
+    shape, and for kinds of tensor that are not supported.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype is {dtype}: must be bfloat16 or float32")
+    config = checkpoint.config
+    source: _Source
+    if isinstance(checkpoint, GgufCheckpoint):
+        source = _GgufSource(checkpoint)
+    else:
+        source = _SafetensorsSource(checkpoint)
+    shapes = weight_shapes(config)
+    _check(checkpoint.path, shapes, source.shapes())
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.items():
+        has_float32 = len(shape) == 1 and config.family == "gemma3"
+        weight = torch.empty(shape, dtype=torch.float32 if has_float32 else dtype)
+        source.fill(name, weight)
+        weights[name] = weight
+        if progress is not None:
+            progress(len(weights), len(shapes))
+    return weights
+
+
+class _Source(Protocol):
+    """Where weights come from, by canonical name."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors of the checkpoint. Unknown ones keep the name they have."""
+        ...
+
+    def fill(self, name: str, weight: torch.Tensor) -> None:
+        """Write the weight, in our conventions, into `weight` of the same shape."""
+        ...
+
+
+class _GgufSource:
+    def __init__(self, checkpoint: GgufCheckpoint) -> None:
+        self.header = checkpoint.header
+        self.config = checkpoint.config
+        self.gguf_name = gguf_names(self.config)
+        # Copy-on-write, as torch warns about arrays that may not be written to.
+        self.data = np.memmap(checkpoint.path, dtype=np.uint8, mode="c")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        canonical = {gguf_name: name for name, gguf_name in self.gguf_name.items()}
+        return {
+            canonical.get(name, name): tensor.shape
+            for name, tensor in self.header.tensors.items()
+        }
+
+    def fill(self, name: str, weight: torch.Tensor) -> None:
+        tensor = self.header.tensors[self.gguf_name[name]]
+        target = weight.unsqueeze(0) if weight.ndim == 1 else weight
+        first_row = 0
+        for piece in self._pieces(tensor):
+            target[first_row : first_row + len(piece)].copy_(piece)
+            first_row += len(piece)
+        if self.config.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            _join_halves(weight, self.config.head_dim)
+
+    def _pieces(self, tensor: GgufTensor) -> Iterator[torch.Tensor]:
+        """The tensor's rows as float32, some at a time."""
+        row_elements = tensor.shape[-1]
+        row_count = int(np.prod(tensor.shape[:-1]))
+        end = tensor.offset + tensor.byte_count
+        rows = self.data[tensor.offset : end].reshape(row_count, -1)
+        step = max(1, PIECE_ELEMENTS_MAX // row_elements)
+        try:
+            for first in range(0, row_count, step):
+                piece = gguf.dequantize(rows[first : first + step], tensor.kind)
+                # The ignore: torch leaves the argument's type open.
+                yield torch.from_numpy(piece)  # pyright: ignore[reportUnknownMemberType]
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{self.header.path}: tensor {tensor.name} is of kind {tensor.kind.name}, "
+                "which cannot be converted"
+            ) from None
+
+
+def _join_halves(weight: torch.Tensor, head_dim: int) -> None:
+    """Undo, in place, the order of rows of a GGUF file, where a head's two halves alternate."""
+    pairs = weight.reshape(-1, head_dim // 2, 2, weight.shape[1])
+    weight.copy_(pairs.transpose(1, 2).reshape(weight.shape))
+
+
+class _SafetensorsSource:
+    def __init__(self, checkpoint: HfCheckpoint) -> None:
+        self.path = checkpoint.path
+        self.config = checkpoint.config
+        # The package's files have no types.
+        self.file_of: dict[str, Any] = {}
+        for path in checkpoint.weight_files:
+            file = _open(path)
+            for name in file.keys():  # noqa: SIM118 - the file is no dict.
+                if name in self.file_of:
+                    raise CheckpointError(f"{path}: tensor {name} is in another file too")
+                self.file_of[name] = file
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: tuple(file.get_slice(name).get_shape())
+            for name, file in self.file_of.items()
+            if not self._is_ignored(name)
+        }
+
+    def fill(self, name: str, weight: torch.Tensor) -> None:
+        stored: torch.Tensor = self.file_of[name].get_tensor(name)
+        if stored.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is {stored.dtype}: must be float32, float16 or "
+                "bfloat16"
+            )
+        weight.copy_(stored)
+        if self.config.family == "gemma3" and weight.ndim == 1:
+            weight.add_(1.0)
+
+    def _is_ignored(self, name: str) -> bool:
+        is_tied_head = name == HEAD and self.config.tie_embeddings
+        return is_tied_head or name.endswith(IGNORED_SUFFIX)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _check(
+    path: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> None:
+    """Raise `CheckpointError` unless exactly the wanted tensors were found."""
+    missing = [name for name in wanted if name not in found]
+    unknown = [name for name in found if name not in wanted]
+    wrong = [
+        f"{name} is {list(found[name])}, must be {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    faults = [
+        f"{what}: {_some(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unknown", unknown),
+            ("of the wrong shape", wrong),
+        )
+        if names
+    ]
+    if faults:
+        raise CheckpointError(f"{path}: tensors do not fit the model: {'; '.join(faults)}")
+
+
+def _some(names: list[str]) -> str:
+    hidden_count = len(names) - NAMES_SHOWN_MAX
+    shown = ", ".join(names[:NAMES_SHOWN_MAX])
+    return shown if hidden_count <= 0 else f"{shown} and {hidden_count} more"
