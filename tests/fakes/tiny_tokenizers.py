@@ -74,3 +74,12 @@ def control(content: str) -> AddedToken:
 def add(tokenizer: Tokenizer, *tokens: AddedToken) -> None:
     # The package's own type for this argument is a bare `list`.
     tokenizer.add_tokens(list(tokens))  # pyright: ignore[reportUnknownMemberType]
+
+
+@cache
+def first_metaspace() -> Tokenizer:
+    """As newer Llama 2 files have it: a space in front of the first piece of a text only."""
+    tokenizer = Tokenizer.from_str(sentencepiece(space_prefix=True).to_str())
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
