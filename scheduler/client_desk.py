@@ -1,7 +1,5 @@
 """The shell's side of client links: frames checked and turned into events or replies."""
 
-import math
-
 import msgspec
 import numpy as np
 
@@ -60,9 +58,7 @@ def with_seed(sampling: Sampling, seed: int) -> Sampling:
 
 
 def _sampling_fault(sampling: Sampling, seed: int | None) -> str | None:
-    if not (
-        math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= TEMPERATURE_MAX
-    ):
+    if not 0 <= sampling.temperature <= TEMPERATURE_MAX:
         return f"temperature must be 0 to {TEMPERATURE_MAX:g}, got {sampling.temperature}"
     if sampling.top_k < 0:
         return f"top_k must be at least 0 (0 is off), got {sampling.top_k}"

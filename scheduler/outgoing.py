@@ -1,4 +1,4 @@
-"""Messages for clients, gathered over a turn: one tokens frame for a connection, not one each."""
+"""Messages for clients, gathered over a turn: one tokens frame for each connection."""
 
 from tidegate.ipc.protocol import NewTokens, SchedulerToClient, StreamId, pack_ids
 from tidegate.scheduler.streams import TOKEN_BYTES
@@ -23,7 +23,7 @@ class _Pending:
 
 
 class Outgoing:
-    """Keeps the order of each connection's messages; tokens that follow one another are joined."""
+    """Keeps the order of each connection's messages; tokens in a row become one frame."""
 
     def __init__(self) -> None:
         self._messages: dict[bytes, list[SchedulerToClient]] = {}
