@@ -1,0 +1,151 @@
+"""Writes a tiny Hugging Face folder anew as a GGUF file, in the conventions of such files."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from safetensors import numpy as safetensors_numpy
+
+GGUF_PARTS = {
+    "llama": {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    "gemma3": {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+    },
+}
+GGUF_MATRICES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+WHOLE_MODEL = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+CONTROL, NORMAL = 3, 1
+
+
+def make_tiny_gguf(
+    path: Path,
+    folder: Path,
+    *,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    fields: dict[str, int | float | bool | str] | None = None,
+) -> Path:
+    """Write the float32 checkpoint in `folder`, from `make_tiny_checkpoint`, to `path`.
+
+    Matrices are stored as `kind`, norms always as float32. `fields` adds or replaces fields.
+    The chat template is left out, as in a base model's file.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    family = "gemma3" if config["model_type"] == "gemma3_text" else "llama"
+    writer = gguf.GGUFWriter(path, family)
+    for key, value in (_fields(config, family) | (fields or {})).items():
+        _add(writer, key, value)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    texts = sorted(vocabulary, key=lambda text: vocabulary[text])
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    writer.add_token_list(texts)
+    writer.add_token_types([CONTROL if text in special else NORMAL for text in texts])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    # The ignore: safetensors leaves a parameter of its own open.
+    tensors = safetensors_numpy.load_file(  # pyright: ignore[reportUnknownMemberType]
+        folder / "model.safetensors"
+    )
+    for name, tensor in tensors.items():
+        stored = _in_gguf_convention(name, tensor, config, family)
+        gguf_name = _gguf_name(name, family)
+        if stored.ndim == 1 or kind == GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_name, stored)
+        else:
+            writer.add_tensor(gguf_name, gguf.quantize(stored, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _fields(config: dict[str, Any], family: str) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    own: dict[str, Any] = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+    }
+    if family == "gemma3":
+        own["rope.freq_base"] = float(rope["full_attention"]["rope_theta"])
+        own["attention.sliding_window"] = config["sliding_window"]
+        own["attention.sliding_window_pattern"] = [
+            layer_type == "sliding_attention" for layer_type in config["layer_types"]
+        ]
+    else:
+        own["rope.freq_base"] = float(rope["rope_theta"])
+    fields = {f"{family}.{key}": value for key, value in own.items()}
+    fields |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        "tokenizer.ggml.add_bos_token": family == "gemma3",
+    }
+    if config["bos_token_id"] is not None:
+        fields["tokenizer.ggml.bos_token_id"] = config["bos_token_id"]
+    return fields
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, cast("list[bool]", value))
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _gguf_name(name: str, family: str) -> str:
+    if name in WHOLE_MODEL:
+        return WHOLE_MODEL[name]
+    layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+    return f"blk.{layer}.{(GGUF_MATRICES | GGUF_PARTS[family])[part]}.weight"
+
+
+def _in_gguf_convention(
+    name: str,
+    tensor: np.ndarray[Any, np.dtype[np.float32]],
+    config: dict[str, Any],
+    family: str,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Gemma's norms with their 1 added; Llama's queries and keys with each head's halves
+    interleaved."""
+    if family == "gemma3" and tensor.ndim == 1:
+        return tensor + np.float32(1)
+    if family == "llama" and ("q_proj" in name or "k_proj" in name):
+        halves = tensor.reshape(-1, 2, config["head_dim"] // 2, tensor.shape[1])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    return tensor
