@@ -1,0 +1,1 @@
+"""How a worker copies pages out of another worker's pool into its own."""
