@@ -13,44 +13,28 @@ import numpy.typing as npt
 import torch
 
 from tidegate.kvcache.layout import Group, Reach, Tokens
-from tidegate.kvcache.page_store import TORCH_DTYPES
 
 Ints = npt.NDArray[np.int64]
 
 # A bucket takes rows down to this share of its longest row's pages, or this many pages less.
 BUCKET_FILL_MIN = 0.75
 BUCKET_SLACK_PAGES = 4
-# The gathered keys of a bucket stay within this, so that they stay in the CPU's cache.
-BUCKET_KEYS_MAX = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSegments:
-    """One group's side of a launch's segments, in order.
-
-    Segment i has `counts[i]` tokens from position `starts[i]` on; `tables[i]` are its page
-    ids, of which the first is the page with index `first_pages[i]`.
-    """
-
-    starts: Ints
-    counts: Ints
-    first_pages: Ints
-    tables: Sequence[Ints]
+# What a bucket gathers of one tensor. On a CPU it has to stay in the cache.
+BUCKET_BYTES_MAX = {"cpu": 4 * 1024 * 1024, "cuda": 256 * 1024 * 1024}
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBucket:
-    """Rows of one token each, padded to `page_count` pages.
+    """B rows of one token each, padded to P pages, which hold T = P * page_tokens slots.
 
-    `rows` [B]: their tokens' indices in the launch. `pages` [B * page_count]: page ids, padded
-    with pages of the row itself. `mask` [B, 1, 1, page_count * page_tokens]: 0 where the query
-    may look, -inf elsewhere. `unused`: those places again, as indices into the flattened
-    [B * page_count * page_tokens]; what is there may be NaN.
+    `rows` [B]: their tokens' indices in the launch. `pages` [B * P]: page ids, padded with
+    pages of the row itself. `mask` [B, 1, T], float32: 0 where the query may look, -inf
+    elsewhere. `unused`: those places again, as indices into the flattened [B * T]; there may
+    be NaN there.
     """
 
     rows: torch.Tensor
     pages: torch.Tensor
-    page_count: int
     mask: torch.Tensor
     unused: torch.Tensor
 
@@ -79,90 +63,110 @@ class GroupPlan:
     """`write_pages` and `write_slots` [tokens]: where each token's KV goes."""
 
     reach: Reach
-    page_tokens: int
     write_pages: torch.Tensor
     write_slots: torch.Tensor
     decode: tuple[DecodeBucket, ...]
     prefill: tuple[PrefillPiece, ...]
 
 
-def plan_group(group: Group, segments: GroupSegments, device: torch.device) -> GroupPlan:
-    """Indices for a group whose tables cover all that its segments read and write."""
-    starts, counts = segments.starts, segments.counts
-    page_tokens = int(group.page_tokens)
-    first_tokens = np.cumsum(counts) - counts
-    first_keys = np.array([group.first_needed(Tokens(n)) for n in starts.tolist()], np.int64)
-    # Where the page with index 0 of each segment would be in the concatenated tables.
-    sizes = np.array([len(table) for table in segments.tables], np.int64)
-    origins = np.cumsum(sizes) - sizes - segments.first_pages
-    table = np.concatenate(segments.tables)
+class GroupSegments:
+    """One group's side of a launch's segments: segment i feeds `counts[i]` tokens from
+    position `starts[i]` on; `tables[i]` are its page ids from page index `first_pages[i]` on,
+    which cover all that it reads and writes.
+    """
 
-    positions: Ints = np.arange(counts.sum()) + np.repeat(starts - first_tokens, counts)
-    write_pages = table[np.repeat(origins, counts) + positions // page_tokens]
-
-    low_pages = first_keys // page_tokens
-    page_counts = (starts + counts - 1) // page_tokens + 1 - low_pages
-    single = np.flatnonzero(counts == 1)
-    buckets: list[DecodeBucket] = []
-    for members in _buckets(single, page_counts, page_tokens):
-        width = int(page_counts[members].max())
-        steps = np.minimum(np.arange(width), page_counts[members, None] - 1)
-        page_ids = table[(origins + low_pages)[members, None] + steps]
-        base = low_pages[members, None] * page_tokens
-        keys = np.arange(width * page_tokens)
-        used = (keys >= first_keys[members, None] - base) & (
-            keys <= starts[members, None] - base
+    def __init__(
+        self,
+        group: Group,
+        starts: Ints,
+        counts: Ints,
+        first_pages: Sequence[int],
+        tables: Sequence[Ints],
+    ) -> None:
+        self.page_tokens = int(group.page_tokens)
+        self.entry_bytes = max(spec.entry_bytes for spec in group.tensors)
+        self.starts = starts
+        self.counts = counts
+        self.first_tokens: Ints = counts.cumsum() - counts
+        self.first_keys: Ints = np.array(
+            [group.first_needed(Tokens(n)) for n in starts.tolist()], np.int64
         )
-        mask = np.where(used, np.float32(0), np.float32(-np.inf))[:, None, None]
-        buckets.append(
-            DecodeBucket(
-                rows=on_device(first_tokens[members], device),
-                pages=on_device(page_ids.reshape(-1), device),
-                page_count=width,
-                mask=on_device(mask, device).to(TORCH_DTYPES[group.tensors[0].dtype]),
-                unused=on_device(np.flatnonzero(~used), device),
-            )
-        )
-    pieces: list[PrefillPiece] = []
-    for i in np.flatnonzero(counts > 1).tolist():
-        low = int(origins[i] + low_pages[i])
-        pieces.append(
-            PrefillPiece(
-                first_token=int(first_tokens[i]),
-                count=int(counts[i]),
-                start=int(starts[i]),
-                first_key=int(first_keys[i]),
-                skip=int(first_keys[i] - low_pages[i] * page_tokens),
-                pages=on_device(table[low : low + int(page_counts[i])], device),
-            )
-        )
-    return GroupPlan(
-        reach=group.reach,
-        page_tokens=page_tokens,
-        write_pages=on_device(write_pages, device),
-        write_slots=on_device(positions % page_tokens, device),
-        decode=tuple(buckets),
-        prefill=tuple(pieces),
-    )
+        self.table = np.concatenate(tables)
+        sizes: Ints = np.array([len(table) for table in tables], np.int64)
+        # Where in `table` the page with index 0 of each segment is, or would be.
+        self.origins: Ints = sizes.cumsum() - sizes - np.array(first_pages, np.int64)
+        self.low_pages: Ints = self.first_keys // self.page_tokens
+        self.page_counts: Ints = (starts + counts - 1) // self.page_tokens + 1 - self.low_pages
 
+    def plan(self, reach: Reach, positions: Ints, device: torch.device) -> GroupPlan:
+        """The launch's indices; `positions` [tokens] are those of all its tokens."""
+        origins = np.repeat(self.origins, self.counts)
+        write_pages = self.table[origins + positions // self.page_tokens]
+        return GroupPlan(
+            reach=reach,
+            write_pages=on_device(write_pages, device),
+            write_slots=on_device(positions % self.page_tokens, device),
+            decode=tuple(
+                self._bucket(members, device)
+                for members in self._split(BUCKET_BYTES_MAX[device.type])
+            ),
+            prefill=tuple(
+                self._piece(number, device)
+                for number in np.flatnonzero(self.counts > 1).tolist()
+            ),
+        )
 
-def _buckets(members: Ints, page_counts: Ints, page_tokens: int) -> Iterator[Ints]:
-    """Split `members` into lists of similar page counts, longest first, ties in order."""
-    order = members[np.argsort(-page_counts[members], kind="stable")]
-    first = 0
-    for i in range(1, len(order) + 1):
-        longest = int(page_counts[order[first]])
-        if i < len(order):
-            least = min(longest * BUCKET_FILL_MIN, longest - BUCKET_SLACK_PAGES)
-            fits = (i - first + 1) * longest * page_tokens <= BUCKET_KEYS_MAX
-            if fits and page_counts[order[i]] >= least:
-                continue
-        yield order[first:i]
-        first = i
+    def _split(self, byte_count_max: int) -> Iterator[Ints]:
+        """The segments of one token in lists of similar page counts, longest first."""
+        single = np.flatnonzero(self.counts == 1)
+        order = single[np.argsort(-self.page_counts[single], kind="stable")]
+        counts: list[int] = self.page_counts[order].tolist()
+        page_bytes = self.page_tokens * self.entry_bytes
+        first = 0
+        for i in range(1, len(order) + 1):
+            longest = counts[first]
+            if i < len(order):
+                least = min(longest * BUCKET_FILL_MIN, longest - BUCKET_SLACK_PAGES)
+                byte_count = (i - first + 1) * longest * page_bytes
+                if counts[i] >= least and byte_count <= byte_count_max:
+                    continue
+            yield order[first:i]
+            first = i
+
+    def _bucket(self, members: Ints, device: torch.device) -> DecodeBucket:
+        counts = self.page_counts[members, None]
+        width = int(counts.max())
+        # The last page of a short row stands in for the pages that it lacks.
+        steps = np.minimum(np.arange(width), counts - 1)
+        ids = self.table[(self.origins + self.low_pages)[members, None] + steps]
+        slots = self.low_pages[members, None] * self.page_tokens + np.arange(
+            width * self.page_tokens
+        )
+        used = (slots >= self.first_keys[members, None]) & (slots <= self.starts[members, None])
+        mask = np.where(used, np.float32(0), np.float32(-np.inf))[:, None]
+        return DecodeBucket(
+            rows=on_device(self.first_tokens[members], device),
+            pages=on_device(ids.reshape(-1), device),
+            mask=on_device(mask, device),
+            unused=on_device(np.flatnonzero(~used), device),
+        )
+
+    def _piece(self, number: int, device: torch.device) -> PrefillPiece:
+        first_key = int(self.first_keys[number])
+        low_page = int(self.low_pages[number])
+        first = int(self.origins[number]) + low_page
+        return PrefillPiece(
+            first_token=int(self.first_tokens[number]),
+            count=int(self.counts[number]),
+            start=int(self.starts[number]),
+            first_key=first_key,
+            skip=first_key - low_page * self.page_tokens,
+            pages=on_device(self.table[first : first + int(self.page_counts[number])], device),
+        )
 
 
 def on_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    # from_numpy needs memory of its own, in order.
-    # torch's stub for from_numpy lacks its argument type.
-    tensor = torch.from_numpy(np.ascontiguousarray(values))  # pyright: ignore[reportUnknownMemberType]
-    return tensor.to(device)
+    """The array as a tensor; on the CPU it shares the array's memory if it is contiguous."""
+    array = np.ascontiguousarray(values)
+    # The ignore: torch leaves the argument's type open.
+    return torch.from_numpy(array).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tidegate.engine.attention_plan import GroupPlan, GroupSegments, Ints, on_device, plan_group
+from tidegate.engine.attention_plan import GroupPlan, GroupSegments, Ints, on_device
 from tidegate.kvcache.layout import Layout, Pages, Tokens
 
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -80,20 +80,17 @@ class Batch:
         starts = np.array([segment.start for segment in segments], np.int64)
         counts = np.array([len(segment.tokens) for segment in segments], np.int64)
         sampled = np.array([segment.sample for segment in segments], np.bool_)
-        ends = np.cumsum(counts)
-        positions: Ints = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+        ends: Ints = counts.cumsum()
+        positions: Ints = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
         tokens = np.concatenate([np.asarray(item.tokens, np.int64) for item in segments])
         groups = tuple(
-            plan_group(
+            GroupSegments(
                 group,
-                GroupSegments(
-                    starts=starts,
-                    counts=counts,
-                    first_pages=np.array([s.pages[index].first_page for s in segments]),
-                    tables=[np.asarray(s.pages[index].ids, np.int64) for s in segments],
-                ),
-                place,
-            )
+                starts,
+                counts,
+                [segment.pages[index].first_page for segment in segments],
+                [np.asarray(segment.pages[index].ids, np.int64) for segment in segments],
+            ).plan(group.reach, positions, place)
             for index, group in enumerate(layout.groups)
         )
         return cls(

@@ -1,0 +1,161 @@
+"""Paged attention of one layer: writes the launch's keys and values, then attends.
+
+Only pages of positions from `first_needed` to the end are read, and of these only slots that
+hold a position which the query may see: a page may hold NaN wherever nothing was written.
+
+Scores are matrix products with the softmax in float32. On a CPU without matrix units these
+beat torch's fused attention clearly in bfloat16, and one path serves all devices.
+"""
+
+from functools import lru_cache
+
+import torch
+
+from tidegate.engine.attention_plan import DecodeBucket, GroupPlan, PrefillPiece
+from tidegate.kvcache.layout import Reach, Window
+
+# Rows of a block of scores (queries times the query heads of one key head). More rows waste
+# work on keys that most of the block may not see, fewer make the products small.
+SCORE_ROWS = {"cpu": 256, "cuda": 8192}
+
+
+class Scratch:
+    """Memory that gathers write to, kept from layer to layer: new memory costs page faults."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    def gather(self, number: int, pages: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """`pages[ids]`, contiguous, in buffer `number`: valid until the next such call."""
+        shape = (ids.shape[0], *pages.shape[1:])
+        size = ids.shape[0] * pages[0].numel()
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.numel() < size or buffer.dtype != pages.dtype:
+            buffer = torch.empty(size, dtype=pages.dtype, device=pages.device)
+            self._buffers[number] = buffer
+        return torch.index_select(pages, 0, ids, out=buffer[:size].view(shape))
+
+
+def attend(
+    plan: GroupPlan,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    scratch: Scratch,
+) -> torch.Tensor:
+    """Attention of one layer for all tokens of a launch.
+
+    `queries` [tokens, heads, size] are rotated and scaled; `keys` and `values`
+    [tokens, key heads, size] are stored into `key_pages` and `value_pages`
+    [page_count, page_tokens, key heads, size]. Returns [tokens, heads * value size].
+    """
+    key_pages[plan.write_pages, plan.write_slots] = keys
+    value_pages[plan.write_pages, plan.write_slots] = values
+    out = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[2])
+    for bucket in plan.decode:
+        result = _decode(bucket, queries, key_pages, value_pages, scratch)
+        out.index_copy_(0, bucket.rows, result)
+    for piece in plan.prefill:
+        part = slice(piece.first_token, piece.first_token + piece.count)
+        piece_keys, piece_values = keys[part], values[part]
+        if piece.first_key < piece.start:
+            first, end = piece.skip, piece.skip + piece.end - piece.first_key
+            piece_keys = scratch.gather(0, key_pages, piece.pages).flatten(0, 1)[first:end]
+            piece_values = scratch.gather(1, value_pages, piece.pages).flatten(0, 1)[first:end]
+        _prefill(piece, plan.reach, queries[part], piece_keys, piece_values, out[part])
+    return out.flatten(1)
+
+
+def _decode(
+    bucket: DecodeBucket,
+    queries: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    scratch: Scratch,
+) -> torch.Tensor:
+    """[B, heads, value size] for a bucket's B rows of one token each.
+
+    All heads share one product over the keys of all key heads side by side, each query being
+    zero outside its own key head: more arithmetic, but the gathered keys are read in place.
+    """
+    key_heads = key_pages.shape[2]
+    count, heads = bucket.rows.shape[0], queries.shape[1]
+    keys = scratch.gather(0, key_pages, bucket.pages).flatten(0, 1).flatten(1)
+    values = scratch.gather(1, value_pages, bucket.pages).flatten(0, 1).flatten(1)
+    # Zero, since NaN times a weight of zero is NaN.
+    keys.index_fill_(0, bucket.unused, 0)
+    values.index_fill_(0, bucket.unused, 0)
+    chosen = queries.index_select(0, bucket.rows)
+    if key_heads > 1:
+        own = _own_key_head(heads, key_heads, queries.dtype, queries.device)
+        chosen = (chosen.unsqueeze(2) * own).flatten(2)
+    products = torch.bmm(chosen, keys.view(count, -1, keys.shape[1]).transpose(1, 2))
+    weights = torch.softmax(products.float().add_(bucket.mask), -1).to(values.dtype)
+    result = torch.bmm(weights, values.view(count, -1, values.shape[1]))
+    if key_heads > 1:
+        split = result.view(count, key_heads, heads // key_heads, key_heads, -1)
+        result = split.diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(1, 2)
+    return result
+
+
+def _prefill(
+    piece: PrefillPiece,
+    reach: Reach,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Attention of one segment, in blocks of queries, each over the keys that it may see.
+
+    `keys` and `values` hold the positions from `piece.first_key` to `piece.end`. So cost and
+    memory grow linearly with the segment under a window, and memory does without one.
+    """
+    key_heads = keys.shape[1]
+    ratio = queries.shape[1] // key_heads
+    size = max(1, SCORE_ROWS[queries.device.type] // ratio)
+    ahead, behind = _edges(size, queries.device)
+    by_key_head = queries.view(piece.count, key_heads, ratio, -1)
+    out_by_key_head = out.view(piece.count, key_heads, ratio, -1)
+    for head in range(key_heads):
+        head_keys, head_values = keys[:, head].t(), values[:, head]
+        for first in range(0, piece.count, size):
+            count = min(size, piece.count - first)
+            # Both from here on count from `first_key`, where `keys` begins.
+            position = piece.start + first - piece.first_key
+            low, shift = 0, count
+            if isinstance(reach, Window):
+                low = max(0, position - reach.tokens + 1)
+                shift = low - (position - reach.tokens + 1)
+            high = position + count
+            block = by_key_head[first : first + count, head].flatten(0, 1)
+            products = torch.mm(block, head_keys[:, low:high]).float()
+            scores = products.view(count, ratio, high - low)
+            scores[:, :, -count:].add_(ahead[:count, :, :count])
+            if shift < count:
+                scores[:, :, : count - shift].add_(behind[:count, :, shift:count])
+            weights = torch.softmax(products, -1).to(values.dtype)
+            result = torch.mm(weights, head_values[low:high])
+            out_by_key_head[first : first + count, head] = result.view(count, ratio, -1)
+
+
+@lru_cache(maxsize=16)
+def _edges(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masks [size, 1, size] of a block of queries, -inf where query i may not look.
+
+    The first is for the block's own positions: query i sees 0 to i. The second is for the
+    positions that begin with the lowest one that query 0 sees: query i sees those from i on.
+    """
+    hidden = torch.full((size, size), -torch.inf, device=device)
+    return hidden.triu(1).unsqueeze(1), hidden.tril(-1).unsqueeze(1)
+
+
+@lru_cache(maxsize=16)
+def _own_key_head(
+    heads: int, key_heads: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[heads, key heads, 1]: 1 where the key head is the query head's own, 0 elsewhere."""
+    own = torch.eye(key_heads, dtype=dtype, device=device)
+    return own.repeat_interleave(heads // key_heads, 0).unsqueeze(2)

@@ -1,0 +1,93 @@
+"""What the models are made of: linear layers, norms, rotary positions, the embedding."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as functional
+
+Weights = dict[str, torch.Tensor]
+
+
+class Linear:
+    """A matrix product with one or several weights of the same input, fused.
+
+    `weights` [outputs, inputs] each; the result has their outputs side by side.
+    """
+
+    def __init__(
+        self, weights: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+        self.weight = weight.to(device, dtype)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return functional.linear(inputs, self.weight)
+
+
+class Embedding:
+    """Token vectors, and the output head if it is the same matrix.
+
+    `scale` multiplies the vectors after it is rounded to `dtype`, as in Gemma's own code.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, scale: float, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.weight = weight.to(device, dtype)
+        self.scale = float(torch.tensor(scale, dtype=dtype))
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], float32."""
+        vectors = self.weight.index_select(0, tokens).float()
+        return vectors if self.scale == 1.0 else vectors.mul_(self.scale)
+
+
+def normalise(vectors: torch.Tensor, eps: float) -> torch.Tensor:
+    """Float32 `vectors` divided by their root mean square over the last dimension."""
+    return vectors * _inverse_rms(vectors, eps)
+
+
+def normalise_in_place(vectors: torch.Tensor, eps: float) -> torch.Tensor:
+    """`normalise` that overwrites its argument, and returns it."""
+    return vectors.mul_(_inverse_rms(vectors, eps))
+
+
+def _inverse_rms(vectors: torch.Tensor, eps: float) -> torch.Tensor:
+    # The ignore: torch declares no type for this function.
+    norm = cast(
+        "torch.Tensor",
+        torch.linalg.vector_norm(vectors, dim=-1, keepdim=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    return norm.square_().mul_(1.0 / vectors.shape[-1]).add_(eps).rsqrt_()
+
+
+class Rotary:
+    """Rotations of query and key heads by their position, as complex numbers.
+
+    Weights whose outputs are rotated are put in `interleaved` order when a model is built:
+    the two numbers of a pair are then neighbours, and a rotation is one complex product. Keys
+    lie in the pool in that order; dot products do not depend on it.
+    """
+
+    def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        self._frequencies = 1.0 / theta**exponents
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """[positions, 1, head_dim // 2], complex64."""
+        angles = torch.outer(positions.float(), self._frequencies)
+        return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+
+def interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """`weight` [heads * head_dim, …], of which the halves of each head pair up, with the two
+    rows of each pair next to each other."""
+    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> None:
+    """Turn `heads` [tokens, heads, head_dim], float32 in interleaved order, in place."""
+    pairs = heads.view(*heads.shape[:2], -1, 2)
+    torch.view_as_complex(pairs).mul_(rotation)
