@@ -7,13 +7,6 @@ from typing import NoReturn
 USAGE_STATUS = 2  # The exit status of a command whose options are wrong.
 
 
-class SettingError(Exception):
-    """Options that are wrong together, or do not suit this machine.
-
-    The text begins with the option's name and says what would be right.
-    """
-
-
 class Parser(argparse.ArgumentParser):
     """Takes options by their whole names only, so that a new option breaks no script."""
 

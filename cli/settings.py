@@ -1,0 +1,134 @@
+"""Settings of a server, checked when it starts: what one option cannot tell of itself alone.
+
+Every check raises `SettingError`, whose text begins with the option's name and says what
+would be right.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from tidegate.clients.logs.words import bytes_text
+from tidegate.engine.settings import SettingError, WorkerSettings
+from tidegate.ipc.protocol import Role, WorkerId
+
+KV_MEMORY_BYTES_DEFAULT = 1024**3
+KV_MEMORY_SHARE_DEFAULT = 0.10
+MEMORY_FACTS = Path("/proc/meminfo")
+
+
+def worker_settings(
+    arguments: argparse.Namespace, *, role: Role, name: str, endpoint: str, worker_count: int
+) -> WorkerSettings:
+    """One worker's settings, checked, with what was left out filled in where it can be.
+
+    `worker_count` workers share this machine.
+    """
+    check_device(arguments.device)
+    page_tokens: int = arguments.page_tokens
+    check_pool_tokens("--full-pool-tokens", arguments.full_pool_tokens, page_tokens)
+    check_pool_tokens("--window-pool-tokens", arguments.window_pool_tokens, page_tokens)
+    threads: int | None = arguments.threads
+    kv_memory: int | None = arguments.kv_memory
+    if arguments.device == "cpu":
+        threads = threads or threads_per_worker(worker_count)
+        if kv_memory is None and arguments.full_pool_tokens is None:
+            kv_memory = kv_memory_default()
+        check_kv_memory(kv_memory or 0, worker_count)
+    settings = WorkerSettings(
+        model=arguments.model,
+        role=role,
+        name=WorkerId(name),
+        endpoint=endpoint,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        page_tokens=page_tokens,
+        kv_memory=kv_memory,
+        full_pool_tokens=arguments.full_pool_tokens,
+        window_pool_tokens=arguments.window_pool_tokens,
+        max_running=arguments.max_running,
+        chunk_tokens=arguments.chunk_tokens,
+        swa_only_transfer=arguments.swa_only_transfer,
+        threads=threads,
+        chat_template=arguments.chat_template,
+        log=log_file(arguments.log),
+    )
+    settings.check()
+    return settings
+
+
+def check_device(device: str) -> None:
+    """For cuda: that torch can use it, and that there is one of this number."""
+    if device == "cpu":
+        return
+    import torch  # Only where a GPU is asked for: loading it takes seconds.
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not found:
+        build = "this torch is built without CUDA" if torch.version.cuda is None else "no GPU"
+        raise SettingError(f"--device {device}: {build}; use --device cpu")
+    number = int(device.partition(":")[2] or 0)
+    if number >= found:
+        raise SettingError(f"--device {device}: there are cuda:0 to cuda:{found - 1}")
+
+
+def check_pool_tokens(option: str, tokens: int | None, page_tokens: int) -> None:
+    if tokens is not None and tokens < page_tokens:
+        raise SettingError(
+            f"{option}: must be one page at least, which is {page_tokens} tokens "
+            f"(--page-tokens), got {tokens}"
+        )
+
+
+def check_kv_memory(kv_memory: int, worker_count: int) -> None:
+    """On cpu: that the pools of all workers fit into the memory there is."""
+    available = memory_available()
+    if available is not None and kv_memory * worker_count > available:
+        raise SettingError(
+            f"--kv-memory: {bytes_text(kv_memory)} for each of {worker_count} workers is more "
+            f"than the {bytes_text(available)} of memory available; ask for less"
+        )
+
+
+def memory_available() -> int | None:
+    """Bytes that can be used without swapping; None where the system does not tell."""
+    try:
+        for line in MEMORY_FACTS.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def kv_memory_default() -> int:
+    available = memory_available()
+    if available is None:
+        return KV_MEMORY_BYTES_DEFAULT
+    return min(KV_MEMORY_BYTES_DEFAULT, int(available * KV_MEMORY_SHARE_DEFAULT))
+
+
+def threads_per_worker(worker_count: int) -> int:
+    """Two workers with all cores each would spin against one another."""
+    return max(1, len(os.sched_getaffinity(0)) // worker_count)
+
+
+def log_file(chosen: Path | None) -> Path:
+    """The file that log lines go to, which can be appended to; its folder is made."""
+    path = default_log_file() if chosen is None else chosen.absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"--log: must be a file that can be appended to; {path}: {error.strerror}"
+        ) from None
+    return path
+
+
+def default_log_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return base / "tidegate" / "log.jsonl"
