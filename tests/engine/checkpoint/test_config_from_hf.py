@@ -1,0 +1,245 @@
+"""ModelConfig from config.json: both generations of spellings, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracle.make_tiny_checkpoint import TinyFamily, make_tiny_checkpoint
+from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.config_from_hf import config_from_hf
+from tidegate.engine.checkpoint.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[TinyFamily, dict[str, Any]]:
+    """The content of each family's config.json, as transformers writes it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    families: tuple[TinyFamily, ...] = ("llama", "gemma3")
+    return {
+        family: json.loads(
+            (make_tiny_checkpoint(folder / family, family) / "config.json").read_text()
+        )
+        for family in families
+    }
+
+
+def config_of(
+    folder: Path, content: dict[str, Any], generation: dict[str, Any] | None = None
+) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(content))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return config_from_hf(folder, "m")
+
+
+def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
+
+
+def test_the_fields_of_a_llama_folder(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    assert config_of(tmp_path, tiny["llama"]) == ModelConfig(
+        family="llama",
+        name="m",
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        layer_count=4,
+        head_count=4,
+        kv_head_count=2,
+        head_dim=16,
+        norm_eps=1e-6,
+        rope_theta=10_000.0,
+        rope_theta_window=None,
+        window=None,
+        layer_is_window=(False,) * 4,
+        query_scale=0.25,
+        embedding_scale=1.0,
+        tie_embeddings=True,
+        context=4096,
+        bos_id=None,
+        eos_ids=(2,),
+    )
+
+
+def test_the_fields_of_a_gemma3_folder(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    content = tiny["gemma3"] | {"query_pre_attn_scalar": 64}
+    assert config_of(tmp_path, content) == ModelConfig(
+        family="gemma3",
+        name="m",
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        layer_count=5,
+        head_count=4,
+        kv_head_count=1,
+        head_dim=32,
+        norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        rope_theta_window=10_000.0,
+        window=32,
+        layer_is_window=(True, True, False, True, True),
+        query_scale=1 / 8,
+        embedding_scale=8.0,
+        tie_embeddings=True,
+        context=4096,
+        bos_id=2,
+        eos_ids=(1,),
+    )
+
+
+def test_older_files_of_gemma3_spell_rope_and_layers_otherwise(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    bare = without(tiny["gemma3"], "rope_parameters", "layer_types", "_sliding_window_pattern")
+    older = bare | {
+        "rope_theta": 500_000,
+        "rope_local_base_freq": 20_000,
+        "rope_scaling": None,
+        "sliding_window_pattern": 2,
+    }
+    config = config_of(tmp_path, older)
+    assert (config.rope_theta, config.rope_theta_window) == (500_000.0, 20_000.0)
+    assert config.layer_is_window == (True, False, True, False, True)
+    underscored = without(older, "sliding_window_pattern") | {"_sliding_window_pattern": 3}
+    pattern = config_of(tmp_path, underscored).layer_is_window
+    assert pattern == (True, True, False, True, True)
+    default = config_of(tmp_path, bare | {"num_hidden_layers": 7})
+    assert default.layer_is_window == (True, True, True, True, True, False, True)
+    assert (default.rope_theta, default.rope_theta_window) == (1_000_000.0, 10_000.0)
+
+
+def test_newer_files_of_gemma3_name_rope_by_kind_of_layer(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+    }
+    config = config_of(tmp_path, tiny["gemma3"] | {"rope_parameters": rope})
+    assert (config.rope_theta, config.rope_theta_window) == (2e6, 3e4)
+
+
+def test_older_files_of_llama_leave_much_to_defaults(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    bare = without(
+        tiny["llama"],
+        *("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+        *("rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias"),
+    )
+    config = config_of(tmp_path, bare)
+    assert (config.kv_head_count, config.head_dim, config.rope_theta) == (4, 16, 10_000.0)
+    assert not config.tie_embeddings
+    assert config_of(tmp_path, bare | {"rope_theta": 5e5}).rope_theta == 5e5
+    assert config_of(tmp_path, bare | {"rope_scaling": {"type": "default"}}) == config
+
+
+def test_gemma3_without_window_layers_has_no_window(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    config = config_of(tmp_path, tiny["gemma3"] | {"layer_types": ["full_attention"] * 5})
+    assert (config.window, config.rope_theta_window) == (None, None)
+
+
+def test_generation_config_overrules_the_end_tokens(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    content = tiny["gemma3"] | {"eos_token_id": [1, 5]}
+    assert config_of(tmp_path, content).eos_ids == (1, 5)
+    assert config_of(tmp_path, content, {"eos_token_id": [5, 1, 5]}).eos_ids == (5, 1)
+    assert config_of(tmp_path, content, {"temperature": 1.0}).eos_ids == (1, 5)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    for architectures in (["Gemma3ForConditionalGeneration"], [], None):
+        content = tiny["gemma3"] | {"architectures": architectures}
+        with pytest.raises(CheckpointError) as caught:
+            config_of(tmp_path, content)
+        for known in ("LlamaForCausalLM", "Gemma3ForCausalLM", "gemma3"):
+            assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "named"),
+    [
+        ("llama", "attention_bias", True, "attention_bias is true"),
+        ("llama", "mlp_bias", True, "mlp_bias is true"),
+        ("llama", "hidden_act", "gelu", 'hidden_act is "gelu"'),
+        ("llama", "quantization_config", {"bits": 4}, "quantization_config is "),
+        ("llama", "rope_scaling", {"rope_type": "llama3"}, "rope_scaling has the type llama3"),
+        ("llama", "rope_scaling", {"type": "linear"}, "rope_scaling has the type linear"),
+        (
+            "llama",
+            "rope_parameters",
+            {"rope_type": "yarn", "rope_theta": 1e4},
+            "rope_parameters has the type yarn",
+        ),
+        ("llama", "num_attention_heads", 0, "num_attention_heads is 0"),
+        ("llama", "num_hidden_layers", 10**9, "num_hidden_layers is 1000000000"),
+        ("llama", "num_key_value_heads", 3, "kv_head_count, which is 3"),
+        ("llama", "head_dim", 0, "head_dim is 0"),
+        ("llama", "hidden_size", "64", "$.hidden_size"),
+        ("llama", "eos_token_id", None, "eos_ids"),
+        ("llama", "eos_token_id", 384, "eos_ids is 384"),
+        ("gemma3", "attention_bias", True, "attention_bias is true"),
+        ("gemma3", "hidden_activation", "silu", 'hidden_activation is "silu"'),
+        ("gemma3", "attn_logit_softcapping", 50.0, "attn_logit_softcapping is 50.0"),
+        ("gemma3", "final_logit_softcapping", 30.0, "final_logit_softcapping is 30.0"),
+        ("gemma3", "use_bidirectional_attention", True, "use_bidirectional_attention is true"),
+        ("gemma3", "layer_types", ["chunked_attention"] * 5, "layer_types has chunked"),
+        ("gemma3", "layer_types", ["full_attention"], "layer_is_window is 1 entries"),
+        ("gemma3", "query_pre_attn_scalar", 0, "query_pre_attn_scalar is 0"),
+        ("gemma3", "sliding_window", 0, "window is 0"),
+        ("gemma3", "rope_parameters", {"rope_theta": 1e4}, "$.rope_parameters"),
+        (
+            "gemma3",
+            "rope_parameters",
+            {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+            "rope_parameters.full_attention has the type linear",
+        ),
+    ],
+)
+def test_unsupported_and_impossible_fields_are_refused_and_named(
+    tmp_path: Path,
+    tiny: dict[TinyFamily, dict[str, Any]],
+    family: TinyFamily,
+    field: str,
+    value: object,
+    named: str,
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        config_of(tmp_path, tiny[family] | {field: value})
+    assert str(tmp_path / "config.json") in str(caught.value)
+    assert named in str(caught.value)
+
+
+def test_a_sliding_window_pattern_below_one_is_refused(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    content = without(tiny["gemma3"], "layer_types") | {"sliding_window_pattern": -1}
+    with pytest.raises(CheckpointError, match="sliding_window_pattern is -1"):
+        config_of(tmp_path, content)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "max_position_embeddings"])
+def test_a_missing_size_is_named(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]], field: str
+) -> None:
+    with pytest.raises(CheckpointError, match=field):
+        config_of(tmp_path, without(tiny["llama"], field))
+
+
+def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: No such file"):
+        config_from_hf(tmp_path, "m")
+    (tmp_path / "config.json").write_text("{'architectures'")
+    with pytest.raises(CheckpointError, match=r"config\.json: .*malformed"):
+        config_from_hf(tmp_path, "m")
