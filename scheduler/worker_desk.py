@@ -176,7 +176,7 @@ class WorkerDesk:
             LogEvent.WORKER_JOINED,
             worker=hello.worker,
             role=hello.role.value,
-            pid=hello.pid,
+            worker_pid=hello.pid,
             pool=pool,
             model=hello.card.name,
             rows=hello.row_count_max,
