@@ -20,19 +20,19 @@ from tidegate.kvcache.pool import HoldingId, PagePool
 
 
 class Holding:
-    """One row's pages. `keeps_all` says that nothing is given back before the hand-off."""
+    """One row's pages. `keeps_windows` says that no window page is given back for now."""
 
     def __init__(
         self,
         holding_id: HoldingId,
         tables: list[PageTable],
         reserve: list[Pages],
-        keeps_all: bool,
+        keeps_windows: bool,
     ) -> None:
         self.holding_id = holding_id
         self.tables = tables
         self.reserve = reserve
-        self.keeps_all = keeps_all
+        self.keeps_windows = keeps_windows
         self.peak = [Pages(0)] * len(tables)
 
     def promised(self, group: int) -> Pages:
@@ -88,7 +88,7 @@ class Books:
         return None
 
     def open(
-        self, reserve: Sequence[Pages], starts: Sequence[Tokens], *, keeps_all: bool
+        self, reserve: Sequence[Pages], starts: Sequence[Tokens], *, keeps_windows: bool
     ) -> Holding | None:
         """A holding with these reserves and no pages yet, or None (and nothing changes).
 
@@ -100,7 +100,7 @@ class Books:
             PageTable(group, start)
             for group, start in zip(self.layout.groups, starts, strict=True)
         ]
-        holding = Holding(HoldingId(self._next_id), tables, list(reserve), keeps_all)
+        holding = Holding(HoldingId(self._next_id), tables, list(reserve), keeps_windows)
         self._next_id += 1
         self._holdings[holding.holding_id] = holding
         for group, pages in enumerate(reserve):
@@ -126,9 +126,9 @@ class Books:
 
     def reclaim(self, holding: Holding, settled: Tokens) -> None:
         """Give back what no query at `settled` or later reads; a worker has answered for it."""
-        if holding.keeps_all:
-            return
         for index, group in enumerate(self.layout.groups):
+            if holding.keeps_windows and group.is_window:
+                continue
             first = group.first_needed(settled)
             if first > 0:
                 self._give_back(holding, index, first)
@@ -203,6 +203,11 @@ class Books:
             self._freed[index].extend(pages)
 
 
-def run_starts(groups: Sequence[Group], first_query: Tokens) -> tuple[Tokens, ...]:
+def run_starts(
+    groups: Sequence[Group], first_query: Tokens, *, keeps_windows: bool
+) -> tuple[Tokens, ...]:
     """Where page runs begin for a row whose next query is at `first_query`."""
-    return tuple(group.first_needed(first_query) for group in groups)
+    return tuple(
+        Tokens(0) if keeps_windows and group.is_window else group.first_needed(first_query)
+        for group in groups
+    )

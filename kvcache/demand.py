@@ -10,6 +10,8 @@ keys and values cover positions [0, L + M - 1): the last token sampled is never 
 
 from enum import Enum, auto
 from functools import lru_cache
+from itertools import accumulate
+from math import lcm
 
 import msgspec
 
@@ -82,19 +84,19 @@ def demand(
 ) -> Demand:
     """Pages of `group` resident for a request in `phase`.
 
-    `whole_prompt` says that window pages of the prompt stay until they are handed off:
-    the flag `swa_only_transfer` is false and there is a hand-off.
+    `whole_prompt` says that window pages of the prompt stay until they are handed off (see
+    `keeps_windows`). It means nothing to other groups.
     """
     prompt_pages = group.pages(lengths.prompt)
     end_pages = group.pages(lengths.end)
-    all_of_prompt = isinstance(group.reach, All) or whole_prompt
+    all_of_prompt = isinstance(group.reach, All) or (whole_prompt and group.is_window)
     match phase:
         case Phase.PREFILL if all_of_prompt:
             return Demand(prompt_pages, prompt_pages)
         case Phase.PREFILL:
             chunk = lengths.prompt if pace.chunk is None else pace.chunk
             ahead = Tokens(pace.chunks_in_flight * chunk)
-            return _rolling(group, prompt_pages, ahead)
+            return _rolling(group, lengths.prompt, ahead)
         case Phase.HANDOFF if all_of_prompt:
             return Demand(prompt_pages, prompt_pages)
         case Phase.HANDOFF:
@@ -103,12 +105,20 @@ def demand(
         case Phase.DECODE if isinstance(group.reach, All):
             return Demand(end_pages, end_pages)
         case Phase.DECODE:
-            return _rolling(group, end_pages, pace.ahead)
+            return _rolling(group, lengths.end, pace.ahead)
+
+
+def keeps_windows(leg: Leg, flag: bool | None) -> bool:
+    """Do window pages of the prompt stay until they are handed off, and are all moved?
+
+    So it is when the flag `swa_only_transfer` is false and there is a hand-off.
+    """
+    return leg is not Leg.WHOLE and flag is False
 
 
 def floor_of(group: Group, leg: Leg, lengths: Lengths, flag: bool | None) -> Pages:
     """The most pages of `group` that `leg` of a request needs at once to reach its end."""
-    whole_prompt = leg is not Leg.WHOLE and flag is False
+    whole_prompt = keeps_windows(leg, flag)
     return max(
         demand(group, phase, lengths, _NO_PACE, whole_prompt=whole_prompt).floor
         for phase in _phases(leg, lengths)
@@ -123,7 +133,7 @@ def floors(layout: Layout, leg: Leg, lengths: Lengths) -> tuple[Pages, ...]:
 
 def targets(layout: Layout, leg: Leg, lengths: Lengths, pace: Pace) -> tuple[Pages, ...]:
     """What full speed uses, for each group: the largest target of the leg's phases."""
-    whole_prompt = leg is not Leg.WHOLE and layout.swa_only_transfer is False
+    whole_prompt = keeps_windows(leg, layout.swa_only_transfer)
     return tuple(
         max(
             demand(group, phase, lengths, pace, whole_prompt=whole_prompt).target
@@ -143,26 +153,39 @@ def longest_residency(reach: Reach, page_tokens: Tokens, ahead: Tokens) -> Pages
             # begin anywhere in a page.
             return Pages(page_count(Tokens(window + ahead - 2), page_tokens) + 1)
         case Tail():
-            return _longest_tail(reach, page_tokens, ahead)
+            return _tail_residencies(reach, page_tokens, ahead)[-1]
 
 
 @lru_cache(maxsize=4096)
-def _longest_tail(reach: Tail, page_tokens: Tokens, ahead: Tokens) -> Pages:
-    # first_needed moves in steps of the ratio; past the overlap the pattern repeats after
-    # ratio * page_tokens positions at the latest.
-    first = reach.ratio * reach.overlap
-    positions = range(first, first + reach.ratio * page_tokens)
-    return max(
-        span(first_needed_of(reach, Tokens(n)), Tokens(n + ahead), page_tokens)
-        for n in positions
+def _tail_residencies(reach: Tail, page_tokens: Tokens, ahead: Tokens) -> tuple[Pages, ...]:
+    """Entry n: the most pages that [first_needed(m), m + ahead) touches, over m from 0 to n.
+
+    first_needed moves in steps of the ratio; past the overlap the pattern repeats after
+    lcm(ratio, page) positions, so the last entry holds for every position beyond.
+    """
+    period = lcm(reach.ratio, page_tokens)
+    return tuple(
+        accumulate(
+            (
+                span(first_needed_of(reach, Tokens(n)), Tokens(n + ahead), page_tokens)
+                for n in range(reach.ratio * reach.overlap + period)
+            ),
+            max,
+        )
     )
 
 
-def _rolling(group: Group, limit: Pages, ahead: Tokens) -> Demand:
-    """Demand of a group whose old pages are given back, with at most `limit` pages in all."""
-    least = longest_residency(group.reach, group.page_tokens, Tokens(1))
-    fast = longest_residency(group.reach, group.page_tokens, Tokens(max(1, ahead)))
-    return Demand(Pages(min(limit, least)), Pages(min(limit, fast)))
+def _rolling(group: Group, end: Tokens, ahead: Tokens) -> Demand:
+    """Demand of a group whose old pages are given back, for positions [0, end)."""
+    reach, page_tokens = group.reach, group.page_tokens
+    if isinstance(reach, Tail):
+        # A short sequence may end before the tail straddles as many pages as it ever does.
+        residencies = _tail_residencies(reach, page_tokens, Tokens(1))
+        floor = residencies[min(end, len(residencies)) - 1]
+    else:
+        floor = min(group.pages(end), longest_residency(reach, page_tokens, Tokens(1)))
+    fast = longest_residency(reach, page_tokens, Tokens(max(1, ahead)))
+    return Demand(floor, Pages(min(group.pages(end), fast)))
 
 
 def _phases(leg: Leg, lengths: Lengths) -> tuple[Phase, ...]:

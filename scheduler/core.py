@@ -6,15 +6,15 @@ lengths, counts and ids. The same calls in the same order always give the same c
 a run can be replayed from its events.
 """
 
-import heapq
 from typing import assert_never
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import EndReason, Peer, PeerGone, Role
+from tidegate.ipc.protocol import EndReason, Peer, Role
 from tidegate.kvcache.books import Books
 from tidegate.kvcache.demand import Lengths
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.commands import AcceptRequest, Command, RefuseRequest
+from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.door import Refusal, admit_max_tokens, find_refusal
 from tidegate.scheduler.events import (
     Cancelled,
@@ -27,6 +27,7 @@ from tidegate.scheduler.events import (
     WorkerLost,
 )
 from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.losses import is_homeless, lose_worker
 from tidegate.scheduler.planner import make_plan
 from tidegate.scheduler.reports import apply_fault, apply_report
 from tidegate.scheduler.settings import CoreSettings
@@ -54,8 +55,8 @@ class Core:
             for worker in fleet.workers.values()
             if worker.is_working and not worker.is_suspect
         ]
-        if fleet.deadlines:
-            times.append(fleet.deadlines[0][0])
+        if fleet.timers.next_us is not None:
+            times.append(fleet.timers.next_us)
         return min(times, default=None)
 
     def apply(self, event: Event, now_us: int) -> None:
@@ -63,7 +64,7 @@ class Core:
             case WorkerJoined():
                 self._join(event, now_us)
             case WorkerLost():
-                self._lose(event, now_us)
+                lose_worker(self.fleet, event.worker, event.reason, now_us)
             case Reported():
                 apply_report(self.fleet, event, now_us)
             case RowFaulted():
@@ -95,8 +96,10 @@ class Core:
         return fits
 
     def check(self) -> None:
-        """Assert every invariant of the state."""
+        """Assert every invariant of the state. Tests call it after each event."""
         self.fleet.check()
+        healthy = self.fleet.healthy()
+        assert not any(is_homeless(r, healthy) for r in self.fleet.requests.values())
 
     def _join(self, joined: WorkerJoined, now_us: int) -> None:
         fleet = self.fleet
@@ -124,68 +127,32 @@ class Core:
                 worker.add(Peer(other.pool, other.incarnation, other.handle))
         fleet.workers[joined.worker] = worker
 
-    def _lose(self, lost: WorkerLost, now_us: int) -> None:
-        fleet = self.fleet
-        worker = fleet.workers.get(lost.worker)
-        if worker is None:
-            return
-        text = f"worker {worker.worker_id} is gone: {lost.reason}"
-        fleet.end_all((seat.request for seat in worker.seats.values()), now_us, text)
-        del fleet.workers[lost.worker]
-        for other in fleet.workers.values():
-            if other.role is Role.DECODE and worker.role is Role.PREFILL:
-                other.add(PeerGone(worker.pool, worker.incarnation))
-        self._end_what_fits_nowhere(now_us)
-
-    def _end_what_fits_nowhere(self, now_us: int) -> None:
-        """After a loss: a request whose only fitting workers are gone ends at once."""
-        fleet = self.fleet
-        workers = list(fleet.workers.values())
-        for request in (*fleet.waiting_requests(), *fleet.awaiting_target):
-            refusal = find_refusal(workers, request.lengths)
-            if refusal is not None:
-                text = f"the workers that could run it are gone: {refusal.text}"
-                fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
-
     def _submit(self, submitted: Submitted, now_us: int) -> None:
         fleet, settings = self.fleet, self.fleet.settings
         assert submitted.request_id not in fleet.requests, "the shell's ids are unique"
-        if fleet.waiting_count >= settings.waiting_count_max:
-            text = f"{fleet.waiting_count} requests are waiting already"
-            self._refuse(submitted, Refusal(429, "queue_full", text), settings.retry_after_ms)
-            return
-        answer = admit_max_tokens(
-            list(fleet.workers.values()),
-            submitted.prompt_tokens,
-            submitted.max_tokens,
-            settings.default_max_tokens,
-        )
+        answer = self._admit_max_tokens(submitted)
+        # What can never run is told so even then: to try again would be of no use.
+        if not isinstance(answer, Refusal) and len(fleet.waiting) >= settings.waiting_count_max:
+            text = f"{len(fleet.waiting)} requests are waiting already"
+            answer = Refusal(429, "queue_full", text)
         if isinstance(answer, Refusal):
-            retry_ms = settings.retry_after_ms if answer.status == 503 else 0
+            retry_ms = 0 if answer.status == 400 else settings.retry_after_ms
             self._refuse(submitted, answer, retry_ms)
             return
-        if submitted.timeout_ms is None:
-            timeout_us = settings.queue_timeout_us
-            text = f"it waited {timeout_us / 1e6:g} s in the queue, which is the limit"
-        else:
-            timeout_us = submitted.timeout_ms * 1000
-            text = f"its own timeout of {timeout_us / 1e6:g} s passed before its first token"
+        timeout_ms = submitted.timeout_ms
         request = Request(
             submitted.request_id,
             submitted.client,
             Lengths(Tokens(submitted.prompt_tokens), Tokens(answer)),
             (-submitted.priority, fleet.next_number),
-            now_us + timeout_us,
-            text,
-            submitted.timeout_ms is not None,
+            None if timeout_ms is None else now_us + timeout_ms * 1000,
             now_us,
         )
         fleet.next_number += 1
         fleet.requests[request.request_id] = request
         fleet.by_client.setdefault(request.client, {})[request.request_id] = request
-        heapq.heappush(fleet.waiting, (request.rank, request.request_id))
-        fleet.waiting_count += 1
-        heapq.heappush(fleet.deadlines, (request.deadline_us, request.request_id))
+        fleet.waiting.add(request)
+        restart(fleet, request, now_us)
         fleet.commands.append(AcceptRequest(request.request_id, answer))
         fleet.record(
             LogEvent.REQUEST_ACCEPTED,
@@ -193,6 +160,21 @@ class Core:
             prompt_tokens=submitted.prompt_tokens,
             max_tokens=answer,
         )
+
+    def _admit_max_tokens(self, submitted: Submitted) -> int | Refusal:
+        """The door, which counts on healthy workers only, but says "never" for all of them."""
+        fleet = self.fleet
+        asked = submitted.prompt_tokens, submitted.max_tokens
+        default = fleet.settings.default_max_tokens
+        healthy, workers = fleet.healthy(), list(fleet.workers.values())
+        answer = admit_max_tokens(healthy, *asked, default)
+        if len(healthy) == len(workers) or not isinstance(answer, Refusal):
+            return answer
+        everywhere = admit_max_tokens(workers, *asked, default)
+        if isinstance(everywhere, Refusal):
+            return everywhere
+        text = "the workers that could run it make no progress now"
+        return Refusal(503, "no_worker", text)
 
     def _refuse(self, submitted: Submitted, refusal: Refusal, retry_after_ms: int) -> None:
         self.fleet.commands.append(
@@ -228,7 +210,7 @@ class Core:
         request = self.fleet.requests.get(cancelled.request_id)
         if request is None:
             return  # It ended while the cancel was under way.
-        kept = min(cancelled.kept, request.output_count)
+        kept = max(0, min(cancelled.kept, request.output_count))
         self.fleet.record(
             LogEvent.REQUEST_CANCELLED,
             request,

@@ -114,7 +114,9 @@ def find_refusal(workers: Sequence[Worker], lengths: Lengths) -> Refusal | None:
         short_target = _least(shortage(worker, Leg.TARGET, lengths) for worker in targets)
         if short_source is None and short_target is None:
             return None
-        shortages.extend(s for s in (short_source, short_target) if s is not None)
+        # A pair is as roomy as the tighter of its two sides.
+        pair = [short for short in (short_source, short_target) if short is not None]
+        shortages.append(min(pair, key=lambda short: short.tokens_limit))
     if not shortages:
         return _no_role(lengths, sources, targets)
     return _too_large(lengths, max(shortages, key=lambda short: short.tokens_limit))

@@ -3,19 +3,19 @@
 Commands are gathered here, in the order of the decisions, until `Core.plan` returns them.
 """
 
-import heapq
 from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, PoolId, RequestId, Stop, Ticket, Usage, WorkerId
 from tidegate.kvcache.books import run_starts
-from tidegate.kvcache.demand import Leg, Lengths, floors
+from tidegate.kvcache.demand import Leg, Lengths, floors, keeps_windows
 from tidegate.kvcache.layout import Pages, Tokens
 from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.queues import Timers, WaitingQueue
 from tidegate.scheduler.settings import CoreSettings
-from tidegate.scheduler.state import Rank, Request, Seat, Worker
+from tidegate.scheduler.state import Request, Seat, Worker
 
 
 class Fleet:
@@ -26,11 +26,10 @@ class Fleet:
         self.workers: dict[WorkerId, Worker] = {}
         self.requests: dict[RequestId, Request] = {}
         self.by_client: dict[ClientId, dict[RequestId, Request]] = {}
-        self.waiting: list[tuple[Rank, RequestId]] = []  # A heap; ended ones are skipped.
-        self.waiting_count = 0
+        self.waiting = WaitingQueue()
         self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
         self.due: list[Seat] = []  # Decoding seats whose pages need a look.
-        self.deadlines: list[tuple[int, RequestId]] = []  # A heap, with stale entries.
+        self.timers = Timers()
         self.commands: list[Command] = []
         self.next_number = 0
         self.next_ticket = 0
@@ -42,6 +41,10 @@ class Fleet:
         name = request.request_id if isinstance(request, Request) else request
         self.commands.append(Record(event, name, fields))
 
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting)
+
     def healthy(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if not worker.is_suspect]
 
@@ -51,18 +54,6 @@ class Fleet:
     def new_ticket(self) -> Ticket:
         self.next_ticket += 1
         return Ticket(self.next_ticket)
-
-    def next_waiting(self) -> Request | None:
-        """The request at the head of the queue."""
-        while self.waiting:
-            request = self.requests.get(self.waiting[0][1])
-            if request is not None and request.phase is Phase.WAITING:
-                return request
-            heapq.heappop(self.waiting)
-        return None
-
-    def waiting_requests(self) -> list[Request]:
-        return [r for r in self.requests.values() if r.phase is Phase.WAITING]
 
     def sit(
         self, request: Request, worker: Worker, leg: Leg, first_query: Tokens
@@ -75,12 +66,11 @@ class Fleet:
         if not worker.rows_free:
             return None
         layout = worker.layout
-        keeps_all = leg is not Leg.WHOLE and layout.swa_only_transfer is False
-        start = Tokens(0) if keeps_all else first_query
+        keeps = keeps_windows(leg, layout.swa_only_transfer)
         holding = worker.books.open(
             floors(layout, leg, request.lengths),
-            run_starts(layout.groups, start),
-            keeps_all=keeps_all,
+            run_starts(layout.groups, first_query, keeps_windows=keeps),
+            keeps_windows=keeps,
         )
         if holding is None:
             return None
@@ -123,7 +113,7 @@ class Fleet:
         `kept` is how many of its tokens were of use to the client, where it said so.
         """
         if request.phase is Phase.WAITING:
-            self.waiting_count -= 1
+            self.waiting.remove(request)
         if request in self.awaiting_target:
             self.awaiting_target.remove(request)
         if request.ticket is not None:
@@ -166,7 +156,8 @@ class Fleet:
             for seat in request.seats:
                 assert seat.worker.seats.get(seat.row) is seat
             assert self.by_client[request.client][request.request_id] is request
-        assert self.waiting_count == len(self.waiting_requests())
+            assert (request.phase is Phase.WAITING) == (request in self.waiting)
+        assert len(self.waiting) == sum(r in self.waiting for r in self.requests.values())
         assert self.awaiting_target == [
             request
             for request in sorted(self.requests.values(), key=lambda r: r.rank)

@@ -5,8 +5,6 @@ prompts that run, then those that wait. All of it is derived from the state at h
 remembered from one plan to the next but the queues themselves.
 """
 
-import heapq
-
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
     Chunk,
@@ -18,60 +16,30 @@ from tidegate.ipc.protocol import (
     Role,
     pack_ids,
 )
+from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg, Lengths
 from tidegate.kvcache.layout import All, Tokens
 from tidegate.scheduler.commands import SendPlan, StartRow
+from tidegate.scheduler.deadlines import expire, restart
 from tidegate.scheduler.door import of_role, shortage, whole_workers
 from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.losses import suspect_stalled
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.reports import cover_decode, page_runs
 from tidegate.scheduler.state import Request, Seat, Worker
 
 
 def make_plan(fleet: Fleet, now_us: int) -> None:
-    expire(fleet, now_us)
     suspect_stalled(fleet, now_us)
+    expire(fleet, now_us)
     grow_decoding(fleet)
     assign_targets(fleet, now_us)
     admit_waiting(fleet, now_us)
     for worker in fleet.workers.values():
         if not worker.is_suspect:
-            hand_out_chunks(fleet, worker)
-    fail_stuck_head(fleet, now_us)
+            hand_out_chunks(fleet, worker, now_us)
+    fail_stuck_heads(fleet, now_us)
     send_plans(fleet, now_us)
-
-
-def expire(fleet: Fleet, now_us: int) -> None:
-    """End requests that have not begun, or have brought no token, by their deadline."""
-    while fleet.deadlines and fleet.deadlines[0][0] <= now_us:
-        deadline_us, request_id = heapq.heappop(fleet.deadlines)
-        request = fleet.requests.get(request_id)
-        if request is None or request.deadline_us != deadline_us:
-            continue
-        is_late = request.times.first_token_us is None and request.has_own_timeout
-        if is_late or request.phase is Phase.WAITING:
-            fleet.finish(request, EndReason.TIMEOUT, now_us, request.deadline_text, status=503)
-
-
-def suspect_stalled(fleet: Fleet, now_us: int) -> None:
-    """End the requests of a worker that owes an answer and has shown no progress for long.
-
-    It gets no new work until it answers; its pages stay draining until then.
-    """
-    for worker in fleet.workers.values():
-        if worker.is_suspect or not worker.is_working:
-            continue
-        if now_us - worker.progress_us < fleet.settings.stall_timeout_us:
-            continue
-        worker.is_suspect = True
-        seconds = fleet.settings.stall_timeout_us / 1e6
-        text = f"worker {worker.worker_id} made no progress for {seconds:g} s"
-        fleet.record(LogEvent.WORKER_SUSPECT, worker=worker.worker_id, text=text)
-        for seat in tuple(worker.seats.values()):
-            fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)
-    if fleet.awaiting_target and not of_role(fleet.healthy(), Role.DECODE):
-        text = "no decode worker is making progress"
-        fleet.end_all(fleet.awaiting_target, now_us, text)
 
 
 def grow_decoding(fleet: Fleet) -> None:
@@ -103,22 +71,23 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
         request.workers["decode"] = seat.worker.worker_id
         request.times.fetch_us = now_us
         _start_pull(fleet, request, seat)
+        restart(fleet, request, now_us)
 
 
 def admit_waiting(fleet: Fleet, now_us: int) -> None:
     """Admit from the head of the queue while it fits; the first that must wait ends it."""
-    while (request := fleet.next_waiting()) is not None:
+    while (request := fleet.waiting.head()) is not None:
         seat = _admit(fleet, request)
         if seat is None:
             return
-        heapq.heappop(fleet.waiting)
-        fleet.waiting_count -= 1
+        fleet.waiting.remove(request)
         request.source = seat
         request.move(Phase.PREFILLING)
         request.times.admitted_us = now_us
         request.workers["prefill"] = seat.worker.worker_id
         seat.worker.prefilling.append(seat)
         seat.worker.prefilling.sort(key=lambda s: s.request.rank)
+        restart(fleet, request, now_us)
         fleet.record(
             LogEvent.REQUEST_ADMITTED,
             request,
@@ -128,7 +97,7 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         )
 
 
-def hand_out_chunks(fleet: Fleet, worker: Worker) -> None:
+def hand_out_chunks(fleet: Fleet, worker: Worker, now_us: int) -> None:
     """Give the worker its next launch of prompt positions: several prompts share the budget."""
     if worker.chunks_in_flight:
         return
@@ -142,30 +111,30 @@ def hand_out_chunks(fleet: Fleet, worker: Worker) -> None:
         assert until > seat.settled, "a prompt whose floor is reserved always goes on"
         seat.chunk_until = until
         worker.chunks_in_flight += 1
+        restart(fleet, seat.request, now_us)
         worker.add(Chunk(seat.row, until, sample=until == prompt))
         if budget is not None:
             budget = Tokens(budget - (until - seat.settled))
 
 
-def fail_stuck_head(fleet: Fleet, now_us: int) -> None:
+def fail_stuck_heads(fleet: Fleet, now_us: int) -> None:
     """A head that waits although nothing is under way that could help it is a bug of ours.
 
     It is ended with an error and a record of the pools, rather than left to wait for ever.
     """
-    busy = any(worker.is_working for worker in fleet.workers.values())
-    if busy or not fleet.workers:
-        return
-    head = fleet.awaiting_target[0] if fleet.awaiting_target else fleet.next_waiting()
-    if head is None:
-        return
-    pools = "; ".join(
-        f"{worker.worker_id}: {[int(pool.free_count) for pool in worker.books.pools]} free of "
-        f"{[int(count) for count in worker.books.page_counts]}"
-        for worker in fleet.workers.values()
-    )
-    fleet.record(LogEvent.INTERNAL_ERROR, head, text="stuck on an idle fleet", pools=pools)
-    text = "the request could not be placed although the fleet is idle"
-    fleet.finish(head, EndReason.ERROR, now_us, text, status=500)
+    healthy = fleet.healthy()
+    while not any(worker.is_working for worker in healthy):
+        head = fleet.awaiting_target[0] if fleet.awaiting_target else fleet.waiting.head()
+        if head is None:
+            return
+        pools = "; ".join(
+            f"{worker.worker_id}: {[int(pool.free_count) for pool in worker.books.pools]} free "
+            f"of {[int(count) for count in worker.books.page_counts]}"
+            for worker in healthy
+        )
+        fleet.record(LogEvent.INTERNAL_ERROR, head, text="stuck on an idle fleet", pools=pools)
+        text = "the request could not be placed although the fleet is idle"
+        fleet.finish(head, EndReason.ERROR, now_us, text, status=500)
 
 
 def send_plans(fleet: Fleet, now_us: int) -> None:
@@ -272,8 +241,9 @@ def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
     assert source is not None
     prompt = request.lengths.prompt
     groups: list[PullGroup] = []
-    for index, group in enumerate(target.worker.layout.groups):
-        start = Tokens(0) if target.holding.keeps_all else group.first_needed(prompt)
+    layout = target.worker.layout
+    starts = run_starts(layout.groups, prompt, keeps_windows=target.holding.keeps_windows)
+    for index, (group, start) in enumerate(zip(layout.groups, starts, strict=True)):
         target.worker.books.cover(target.holding, index, prompt, surplus=False)
         position, source_ids = source.holding.tables[index].run(start, prompt)
         target_position, target_ids = target.holding.tables[index].run(start, prompt)

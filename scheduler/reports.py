@@ -18,6 +18,7 @@ from tidegate.kvcache.demand import Leg, demand
 from tidegate.kvcache.demand import Phase as DemandPhase
 from tidegate.kvcache.layout import All, Tokens
 from tidegate.scheduler.commands import EmitTokens, StartRow
+from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.events import Reported, RowFaulted, RowTokens
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
@@ -28,6 +29,13 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
     worker = fleet.workers.get(report.worker)
     if worker is None:
         fleet.stale_count += 1
+        return
+    if not worker.completed <= report.completed <= worker.seq:
+        text = (
+            f"a report says that plan {report.completed} is completed, after "
+            f"{worker.completed} and with {worker.seq} sent; it is dropped"
+        )
+        fleet.record(LogEvent.INTERNAL_ERROR, worker=worker.worker_id, text=text)
         return
     if report.chunks or report.rows or report.fetched or report.completed > worker.completed:
         worker.progress_us = now_us
@@ -74,10 +82,15 @@ def page_runs(seat: Seat) -> tuple[PageRun, ...]:
 
 def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> None:
     seat = worker.seats.get(chunk.row)
-    if seat is None or seat.chunk_until != chunk.until:
+    if seat is None:
         fleet.stale_count += 1
         return
     request = seat.request
+    if seat.chunk_until != chunk.until:
+        _refuse_answer(
+            fleet, seat, f"a chunk until {chunk.until} that it was not given", now_us
+        )
+        return
     seat.chunk_until = None
     worker.chunks_in_flight -= 1
     fleet.record(
@@ -95,6 +108,7 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
             request.move(Phase.DECODING)
             request.times.decoding_us = now_us
             fleet.due.append(seat)
+    restart(fleet, request, now_us)
 
 
 def _tokens_sampled(
@@ -105,18 +119,26 @@ def _tokens_sampled(
         fleet.stale_count += 1
         return
     request = seat.request
-    if request.output_count + row.count > request.lengths.output:
-        text = f"worker {worker.worker_id} sampled more tokens than it was asked for"
-        fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
+    count = request.output_count + row.count
+    # A token is sampled once the one before it is fed: after the first, all of the prompt is.
+    settled = Tokens(request.lengths.prompt + count - 1)
+    count_max = 1 if seat.leg is Leg.SOURCE else request.lengths.output
+    is_decoding = seat.is_started and not seat.is_ended
+    if (
+        not is_decoding
+        or not request.output_count < count <= count_max
+        or not request.lengths.prompt <= seat.settled <= settled <= seat.holding.covered
+    ):
+        _refuse_answer(fleet, seat, f"{row.count} tokens that it cannot have sampled", now_us)
         return
     fleet.commands.append(
         EmitTokens(request.request_id, request.output_count, row.count, report, row.offset)
     )
     if request.times.first_token_us is None:
         request.times.first_token_us = now_us
-    request.output_count += row.count
-    # A token is sampled once the one before it is fed: after the first, all of the prompt is.
-    settle(fleet, seat, Tokens(request.lengths.prompt + request.output_count - 1))
+    request.output_count = count
+    request.since_us = now_us
+    settle(fleet, seat, settled)
 
 
 def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
@@ -125,23 +147,40 @@ def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
         fleet.stale_count += 1
         return
     request = seat.request
-    seat.is_ended = True
-    if end.reason is not EndReason.LENGTH or request.output_count == request.lengths.output:
+    is_decoding = seat.is_started and not seat.is_ended and request.output_count > 0
+    match end.reason:
+        case EndReason.END_TOKEN | EndReason.STOP_ID if is_decoding:
+            is_over = True
+        case EndReason.LENGTH if is_decoding:
+            is_over = request.output_count == request.lengths.output
+        case _:
+            _refuse_answer(fleet, seat, f"the end of its row ({end.reason.value})", now_us)
+            return
+    if is_over:
+        seat.is_ended = True
         fleet.finish(request, end.reason, now_us)
-    elif seat.leg is Leg.SOURCE and seat.settled == request.lengths.prompt:
-        _await_target(fleet, seat)
+    elif seat.leg is Leg.SOURCE:
+        seat.is_ended = True
+        _await_target(fleet, seat, now_us)
     else:
-        text = f"worker {worker.worker_id} ended the request before its last token"
-        fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
+        _refuse_answer(fleet, seat, "the end of its row before its last token", now_us)
 
 
-def _await_target(fleet: Fleet, seat: Seat) -> None:
+def _refuse_answer(fleet: Fleet, seat: Seat, what: str, now_us: int) -> None:
+    """The worker's answer contradicts what it was told: the request cannot go on."""
+    text = f"worker {seat.worker.worker_id} reported {what}"
+    fleet.record(LogEvent.INTERNAL_ERROR, seat.request, text=text)
+    fleet.finish(seat.request, EndReason.ERROR, now_us, text, status=500)
+
+
+def _await_target(fleet: Fleet, seat: Seat, now_us: int) -> None:
     request = seat.request
     seat.worker.books.close(seat.holding)
     request.move(Phase.HANDING_OFF)
     fleet.record(LogEvent.PREFILL_DONE, request, worker=seat.worker.worker_id)
     fleet.awaiting_target.append(request)
     fleet.awaiting_target.sort(key=lambda waiting: waiting.rank)
+    restart(fleet, request, now_us)
 
 
 def _fetch_ended(fleet: Fleet, worker: Worker, result: FetchResult, now_us: int) -> None:
@@ -174,7 +213,7 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
     request.move(Phase.DECODING)
     request.times.decoding_us = now_us
     worker, lengths, pace = seat.worker, request.lengths, fleet.settings.pace
-    seat.holding.keeps_all = False
+    seat.holding.keeps_windows = False
     worker.books.lower(
         seat.holding,
         [
@@ -195,6 +234,7 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
             pages=page_runs(seat),
         )
     )
+    restart(fleet, request, now_us)
     fleet.record(LogEvent.DECODE_STARTED, request, worker=worker.worker_id)
 
 

@@ -1,4 +1,4 @@
-"""What an operator can set of the scheduler's decisions. Times are in microseconds."""
+"""What an operator can set of the scheduler's decisions."""
 
 import msgspec
 
@@ -7,10 +7,13 @@ from tidegate.kvcache.layout import Tokens
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
-    """Settings of the core.
+    """Settings of the core. Raises `ValueError`, which names the field, for a bad value.
 
     `chunk_tokens` bounds the prompt tokens in one launch; None means no bound. `ahead_tokens`
     is how far decode rows may run beyond the position that the scheduler knows to be settled.
+    `waiting_count_max` bounds the requests in the queue, `handoff_waiting_count_max` the
+    finished prompts without a decode worker above which no other prompt begins. For the two
+    timeouts see `deadlines`.
     """
 
     chunk_tokens: Tokens | None = Tokens(512)
@@ -22,6 +25,22 @@ class CoreSettings(msgspec.Struct, frozen=True):
     stall_timeout_us: int = 120_000_000
     retry_after_ms: int = 1000
     poison_freed_pages: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "chunk_tokens",
+            "ahead_tokens",
+            "default_max_tokens",
+            "waiting_count_max",
+            "handoff_waiting_count_max",
+            "queue_timeout_us",
+            "stall_timeout_us",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.retry_after_ms < 0:
+            raise ValueError(f"retry_after_ms must not be negative, got {self.retry_after_ms}")
 
     @property
     def pace(self) -> Pace:

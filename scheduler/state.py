@@ -74,8 +74,12 @@ class Worker:
 
     @property
     def is_working(self) -> bool:
-        """It owes an answer: a row, a pull, or pages that drain."""
-        return bool(self.seats or self.tickets or self.rows_draining) or self.books.is_draining
+        """It owes an answer: for a row, a pull, or pages that drain.
+
+        A prompt that is finished and waits for a decode worker owes nothing.
+        """
+        is_draining = bool(self.rows_draining) or self.books.is_draining
+        return is_draining or any(not seat.is_ended for seat in self.seats.values())
 
     def add(self, *operations: PlanOperation) -> None:
         self.operations.extend(operations)
@@ -156,19 +160,16 @@ class Request:
         client: ClientId,
         lengths: Lengths,
         rank: Rank,
-        deadline_us: int,
-        deadline_text: str,
-        has_own_timeout: bool,
+        own_deadline_us: int | None,
         received_us: int,
     ) -> None:
         self.request_id = request_id
         self.client = client
         self.lengths = lengths
         self.rank = rank
-        # The client's own timeout holds until the first token, the queue's until admission.
-        self.deadline_us = deadline_us
-        self.deadline_text = deadline_text
-        self.has_own_timeout = has_own_timeout
+        self.own_deadline_us = own_deadline_us  # The client's; it holds until the first token.
+        self.since_us = received_us  # The last named event; see `deadlines`.
+        self.timer_us: int | None = None  # When it will be looked at.
         self.times = Times(received_us)
         self.source: Seat | None = None
         self.target: Seat | None = None
@@ -198,10 +199,12 @@ class Request:
             case Phase.WAITING | Phase.FINISHED:
                 assert self.source is None and self.target is None and self.ticket is None
             case Phase.PREFILLING:
-                assert self.source is not None and self.target is None
+                assert self.source is not None and self.target is None and self.ticket is None
+                assert self.output_count <= 1
             case Phase.HANDING_OFF:
-                assert self.source is not None and (self.target is None) == (
-                    self.ticket is None
-                )
+                assert self.source is not None and self.source.is_ended
+                assert (self.target is None) == (self.ticket is None)
+                assert self.output_count == 1
             case Phase.DECODING:
                 assert (self.source is None) != (self.target is None) and self.ticket is None
+        assert self._phase is Phase.FINISHED or self.timer_us is not None, "no deadline"

@@ -1,0 +1,71 @@
+"""What a worker takes with it when it is lost or makes no progress.
+
+1. The requests that have a place on it end.
+2. A request that no healthy worker could run to its end any more ends as well, at once: it
+   would wait for nothing, and those behind it with it.
+
+A worker without progress is *suspect*: it gets no new work until it has answered for all that
+it was sent. Its pages stay draining until then.
+"""
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import EndReason, PeerGone, Role, WorkerId
+from tidegate.kvcache.demand import Leg
+from tidegate.scheduler.door import find_refusal, of_role, shortage
+from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.state import Request, Worker
+
+
+def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> None:
+    """The worker is gone for good. Its pages and rows go with its books."""
+    worker = fleet.workers.get(worker_id)
+    if worker is None:
+        return
+    text = f"worker {worker_id} is gone: {reason}"
+    fleet.end_all((seat.request for seat in worker.seats.values()), now_us, text)
+    del fleet.workers[worker_id]
+    for other in fleet.workers.values():
+        if other.role is Role.DECODE and worker.role is Role.PREFILL:
+            other.add(PeerGone(worker.pool, worker.incarnation))
+    end_homeless(fleet, now_us)
+
+
+def suspect_stalled(fleet: Fleet, now_us: int) -> None:
+    """Give up on workers that owe an answer and have shown no progress for too long."""
+    stall_us = fleet.settings.stall_timeout_us
+    stalled = [
+        worker
+        for worker in fleet.workers.values()
+        if not worker.is_suspect
+        and worker.is_working
+        and now_us - worker.progress_us >= stall_us
+    ]
+    for worker in stalled:
+        worker.is_suspect = True
+        text = f"worker {worker.worker_id} made no progress for {stall_us / 1e6:g} s"
+        fleet.record(LogEvent.WORKER_SUSPECT, worker=worker.worker_id, text=text)
+        for seat in tuple(worker.seats.values()):
+            fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)
+    if stalled:
+        end_homeless(fleet, now_us)
+
+
+def end_homeless(fleet: Fleet, now_us: int) -> None:
+    """End what no healthy worker could run to its end."""
+    healthy = fleet.healthy()
+    homeless = [r for r in fleet.requests.values() if is_homeless(r, healthy)]
+    text = "the workers that could run it are gone, or make no progress"
+    fleet.end_all(homeless, now_us, text)
+
+
+def is_homeless(request: Request, healthy: list[Worker]) -> bool:
+    """Has the request still to find a worker, and none of these could ever hold it?"""
+    lengths = request.lengths
+    if request.phase is Phase.WAITING:
+        return find_refusal(healthy, lengths) is not None
+    source = request.source
+    if source is None or source.leg is Leg.WHOLE or request.target is not None:
+        return False
+    targets = of_role(healthy, Role.DECODE)
+    return all(shortage(worker, Leg.TARGET, lengths) is not None for worker in targets)
