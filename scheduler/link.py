@@ -1,13 +1,8 @@
 """What the shell asks of a link: many peers, whole frames, sends that never wait."""
 
-from enum import Enum, auto
 from typing import Protocol
 
-
-class SendOutcome(Enum):
-    SENT = auto()  # Handed to the socket, or queued in the peer's bounded outbox.
-    GONE = auto()  # There is no such peer any more.
-    FULL = auto()  # The peer's outbox is at its bound: it reads too slowly.
+from tidegate.ipc.outbox import SendOutcome as SendOutcome
 
 
 class Link(Protocol):

@@ -284,7 +284,10 @@ async def test_bad_requests_are_refused_and_the_next_good_one_runs(
             "decode": 503,
             "pool": 400,
         }
-        assert (refused[RequestId("pool")].pool, refused[RequestId("pool")].limit) == ("full", 8)
+        assert (refused[RequestId("pool")].pool, refused[RequestId("pool")].limit) == (
+            "full",
+            8,
+        )
         assert any(isinstance(answer, Malformed) for answer in answers)
         bench.submit("good", [3], max_tokens=1)
         await trio.sleep(0.1)
