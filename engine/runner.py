@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from tidegate.engine.batch import Batch, RowPages, Segment
+from tidegate.engine.failures import DeviceLost
 from tidegate.engine.models.registry import Model
 from tidegate.engine.rows import Feed, RowTable
 from tidegate.engine.sampler import Draw, finite_rows, sample
@@ -19,10 +20,6 @@ from tidegate.ipc.protocol import ChunkDone, Row, RowEnd
 from tidegate.kvcache.page_store import PageStore
 
 FAULT_TEXT_MAX = 300
-
-
-class DeviceLost(Exception):
-    """The accelerator does not answer any more; only a new process can use it."""
 
 
 class LaunchResult(msgspec.Struct, frozen=True):

@@ -16,7 +16,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_memory` is in bytes; None sizes the pools by `full_pool_tokens`, or on a GPU by its
     free memory. `threads` None leaves torch's own number. `lifeline_fd` is the read end of a
-    pipe whose end of file means that the worker's parent is gone. `log` None writes to stderr.
+    pipe whose end of file means that the worker's parent is gone. `log` None writes to stderr;
+    at the level "debug" it has a line for each launch.
     """
 
     model: str
@@ -36,6 +37,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     chat_template: Path | None = None
     log: Path | None = None
+    log_level: str = "info"
     lifeline_fd: int | None = None
 
     def check(self) -> None:
