@@ -45,18 +45,19 @@ def make_tiny_gguf(
     folder: Path,
     *,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
-    fields: dict[str, int | float | bool | str] | None = None,
+    fields: dict[str, int | float | bool | str | None] | None = None,
 ) -> Path:
     """Write the float32 checkpoint in `folder`, from `make_tiny_checkpoint`, to `path`.
 
-    Matrices are stored as `kind`, norms always as float32. `fields` adds or replaces fields.
-    The chat template is left out, as in a base model's file.
+    Matrices are stored as `kind`, norms always as float32. `fields` adds or replaces fields,
+    and leaves out those that are None. There is no chat template, as in a base model's file.
     """
     config = json.loads((folder / "config.json").read_text())
     family = "gemma3" if config["model_type"] == "gemma3_text" else "llama"
     writer = gguf.GGUFWriter(path, family)
     for key, value in (_fields(config, family) | (fields or {})).items():
-        _add(writer, key, value)
+        if value is not None:
+            _add(writer, key, value)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     texts = sorted(vocabulary, key=lambda text: vocabulary[text])

@@ -140,7 +140,7 @@ def test_a_byte_level_vocabulary_encodes_as_the_tokenizer_it_came_from(tmp_path:
 
 def test_llama_3_splits_numbers_by_three_and_keeps_whole_words(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
-    fields: dict[str, int | float | bool | str] = {"tokenizer.ggml.pre": "llama-bpe"}
+    fields: dict[str, int | float | bool | str | None] = {"tokenizer.ggml.pre": "llama-bpe"}
     header = read_gguf_header(make_tiny_gguf(tmp_path / "tiny.gguf", folder, fields=fields))
     made = json.loads(tokenizer_json_from_gguf(header))
     assert made["model"]["ignore_merges"]
