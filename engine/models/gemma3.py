@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as functional
 
 from tidegate.engine.attention import Scratch, attend
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.models.kv_layout import attention_group
+from tidegate.engine.models.linear import GatedMlp, Linear, Place
 from tidegate.engine.models.parts import (
     Embedding,
-    Linear,
+    Head,
     Rotary,
     Weights,
     interleaved,
@@ -48,8 +48,7 @@ class _Layer:
     output: Linear
     output_norm: torch.Tensor
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp
     down_norm: torch.Tensor
 
 
@@ -63,15 +62,14 @@ class Gemma3:
         self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._config = config
-        self._dtype = dtype
-        self._device = device
+        self._place = Place(device, dtype)
         self._scratch = Scratch()
         embedding = weights.pop("model.embed_tokens.weight")
-        self._embedding = Embedding(embedding, config.embedding_scale, device, dtype)
+        self._embedding = Embedding(embedding, config.embedding_scale, self._place)
         head = self._embedding.weight
         if not config.tie_embeddings:
             head = weights.pop("lm_head.weight")
-        self._head = Linear([head], device, dtype)
+        self._head = Head(head, self._place)
         self._layers = [self._take_layer(n, weights) for n in range(config.layer_count)]
         self._norm = weights.pop("model.norm.weight").to(device, torch.float32)
         self._full_rotary = Rotary(config.head_dim, config.rope_theta, device)
@@ -80,7 +78,7 @@ class Gemma3:
     @torch.inference_mode()
     def forward(self, batch: Batch, store: PageStore) -> torch.Tensor:
         """Logits [segments that sample, vocabulary], float32. Writes the launch's keys and
-        values to `store`, whose layout is this model's.
+        values to `store`, whose layout is this model's. The next call overwrites the logits.
         """
         full_rotation = self._full_rotary(batch.positions)
         window_rotation = self._window_rotary(batch.positions)
@@ -93,8 +91,12 @@ class Gemma3:
                 hidden = hidden.index_select(0, batch.sample_rows)
                 attended = attended.index_select(0, batch.sample_rows)
             hidden.add_(self._scaled(layer.output(attended), layer.output_norm))
-            hidden.add_(self._scaled(self._mlp(layer, hidden), layer.down_norm))
-        return self._head(self._normalised(hidden, self._norm)).float()
+            hidden.add_(
+                self._scaled(
+                    layer.mlp(self._normalised(hidden, layer.mlp_norm)), layer.down_norm
+                )
+            )
+        return self._head(self._normalised(hidden, self._norm))
 
     def _attend(
         self,
@@ -111,7 +113,7 @@ class Gemma3:
         heads = fused[:, :split].float().view(-1, count, config.head_dim)
         normalise_in_place(heads, config.norm_eps).mul_(layer.query_key_norm)
         rotate(heads, rotation)
-        heads = heads.to(self._dtype)
+        heads = heads.to(self._place.dtype)
         return attend(
             batch.groups[layer.group],
             heads[:, : config.head_count],
@@ -122,13 +124,8 @@ class Gemma3:
             self._scratch,
         )
 
-    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
-        fused = layer.gate_up(self._normalised(hidden, layer.mlp_norm))
-        gate, up = fused.chunk(2, dim=1)
-        return layer.down(functional.gelu(gate, approximate="tanh").mul_(up))
-
     def _normalised(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return normalise(hidden, self._config.norm_eps).mul_(weight).to(self._dtype)
+        return normalise(hidden, self._config.norm_eps).mul_(weight).to(self._place.dtype)
 
     def _scaled(self, fresh: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """A norm, in float32, of a result that nobody else holds."""
@@ -141,10 +138,10 @@ class Gemma3:
             return weights.pop(f"model.layers.{number}.{name}.weight")
 
         def norm(name: str) -> torch.Tensor:
-            return take(name).to(self._device, torch.float32)
+            return take(name).to(self._place.device, torch.float32)
 
         def linear(*parts: torch.Tensor) -> Linear:
-            return Linear(parts, self._device, self._dtype)
+            return Linear(parts, self._place)
 
         head_dim = config.head_dim
         # The scale of the scores is part of the queries' norm.
@@ -167,7 +164,12 @@ class Gemma3:
             output=linear(take("self_attn.o_proj")),
             output_norm=norm("post_attention_layernorm"),
             mlp_norm=norm("pre_feedforward_layernorm"),
-            gate_up=linear(take("mlp.gate_proj"), take("mlp.up_proj")),
-            down=linear(take("mlp.down_proj")),
+            mlp=GatedMlp(
+                take("mlp.gate_proj"),
+                take("mlp.up_proj"),
+                take("mlp.down_proj"),
+                "gelu_tanh",
+                self._place,
+            ),
             down_norm=norm("post_feedforward_layernorm"),
         )

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as functional
 
 from tidegate.engine.attention import Scratch, attend
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.models.kv_layout import attention_group
+from tidegate.engine.models.linear import GatedMlp, Linear, Place
 from tidegate.engine.models.parts import (
     Embedding,
-    Linear,
+    Head,
     Rotary,
     Weights,
     interleaved,
@@ -36,8 +36,7 @@ class _Layer:
     query_key_value: Linear
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp
 
 
 class Llama:
@@ -47,15 +46,14 @@ class Llama:
         self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._config = config
-        self._dtype = dtype
-        self._device = device
+        self._place = Place(device, dtype)
         self._scratch = Scratch()
         embedding = weights.pop("model.embed_tokens.weight")
-        self._embedding = Embedding(embedding, config.embedding_scale, device, dtype)
+        self._embedding = Embedding(embedding, config.embedding_scale, self._place)
         head = self._embedding.weight
         if not config.tie_embeddings:
             head = weights.pop("lm_head.weight")
-        self._head = Linear([head], device, dtype)
+        self._head = Head(head, self._place)
         self._layers = [self._take_layer(n, weights) for n in range(config.layer_count)]
         self._norm = weights.pop("model.norm.weight").to(device, dtype)
         self._rotary = Rotary(config.head_dim, config.rope_theta, device)
@@ -63,7 +61,7 @@ class Llama:
     @torch.inference_mode()
     def forward(self, batch: Batch, store: PageStore) -> torch.Tensor:
         """Logits [segments that sample, vocabulary], float32. Writes the launch's keys and
-        values to `store`, whose layout is this model's.
+        values to `store`, whose layout is this model's. The next call overwrites the logits.
         """
         rotation = self._rotary(batch.positions)
         hidden = self._embedding(batch.tokens)
@@ -74,8 +72,8 @@ class Llama:
                 hidden = hidden.index_select(0, batch.sample_rows)
                 attended = attended.index_select(0, batch.sample_rows)
             hidden.add_(layer.output(attended))
-            hidden.add_(self._mlp(layer, hidden))
-        return self._head(self._normalised(hidden, self._norm)).float()
+            hidden.add_(layer.mlp(self._normalised(hidden, layer.mlp_norm)))
+        return self._head(self._normalised(hidden, self._norm))
 
     def _attend(
         self,
@@ -92,7 +90,7 @@ class Llama:
         heads = fused[:, :split].float().view(-1, count, config.head_dim)
         rotate(heads, rotation)
         heads[:, : config.head_count].mul_(config.query_scale)
-        heads = heads.to(self._dtype)
+        heads = heads.to(self._place.dtype)
         return attend(
             batch.groups[0],
             heads[:, : config.head_count],
@@ -103,14 +101,9 @@ class Llama:
             self._scratch,
         )
 
-    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
-        fused = layer.gate_up(self._normalised(hidden, layer.mlp_norm))
-        gate, up = fused.chunk(2, dim=1)
-        return layer.down(functional.silu(gate).mul_(up))
-
     def _normalised(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # Llama multiplies by the weight after it has left float32.
-        return normalise(hidden, self._config.norm_eps).to(self._dtype).mul_(weight)
+        return normalise(hidden, self._config.norm_eps).to(self._place.dtype).mul_(weight)
 
     def _take_layer(self, number: int, weights: Weights) -> _Layer:
         head_dim = self._config.head_dim
@@ -119,10 +112,10 @@ class Llama:
             return weights.pop(f"model.layers.{number}.{name}.weight")
 
         def norm(name: str) -> torch.Tensor:
-            return take(name).to(self._device, self._dtype)
+            return take(name).to(self._place.device, self._place.dtype)
 
         def linear(*parts: torch.Tensor) -> Linear:
-            return Linear(parts, self._device, self._dtype)
+            return Linear(parts, self._place)
 
         return _Layer(
             number=number,
@@ -134,6 +127,11 @@ class Llama:
             ),
             output=linear(take("self_attn.o_proj")),
             mlp_norm=norm("post_attention_layernorm"),
-            gate_up=linear(take("mlp.gate_proj"), take("mlp.up_proj")),
-            down=linear(take("mlp.down_proj")),
+            mlp=GatedMlp(
+                take("mlp.gate_proj"),
+                take("mlp.up_proj"),
+                take("mlp.down_proj"),
+                "silu",
+                self._place,
+            ),
         )

@@ -1,46 +1,47 @@
-"""What the models are made of: linear layers, norms, rotary positions, the embedding."""
+"""What the models are made of besides products: embedding, head, norms, rotations."""
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as functional
+
+from tidegate.engine.models.linear import Linear, Place
 
 Weights = dict[str, torch.Tensor]
 
 
-class Linear:
-    """A matrix product with one or several weights of the same input, fused.
-
-    `weights` [outputs, inputs] each; the result has their outputs side by side.
-    """
-
-    def __init__(
-        self, weights: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-        self.weight = weight.to(device, dtype)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return functional.linear(inputs, self.weight)
-
-
 class Embedding:
-    """Token vectors, and the output head if it is the same matrix.
-
-    `scale` multiplies the vectors after it is rounded to `dtype`, as in Gemma's own code.
+    """Token vectors. `scale` multiplies them after it is rounded to the weights' type, as in
+    Gemma's own code.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, scale: float, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.weight = weight.to(device, dtype)
-        self.scale = float(torch.tensor(scale, dtype=dtype))
+    def __init__(self, weight: torch.Tensor, scale: float, place: Place) -> None:
+        self.weight = place.put(weight)
+        self._scale = float(torch.tensor(scale, dtype=place.dtype))
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], float32."""
         vectors = self.weight.index_select(0, tokens).float()
-        return vectors if self.scale == 1.0 else vectors.mul_(self.scale)
+        return vectors if self._scale == 1.0 else vectors.mul_(self._scale)
+
+
+class Head:
+    """Logits over the vocabulary, from a weight [vocabulary, hidden]."""
+
+    def __init__(self, weight: torch.Tensor, place: Place) -> None:
+        self._linear = Linear([weight], place)
+        self._vocab_size = weight.shape[0]
+        self._logits = torch.empty(0, device=place.device)
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary], float32. The next call overwrites it: fresh memory for so much
+        costs a third of the product's time, in page faults.
+        """
+        logits = self._linear(vectors)
+        if logits.dtype is torch.float32:
+            return logits
+        if self._logits.numel() < logits.numel():
+            self._logits = torch.empty(logits.numel(), device=logits.device)
+        return self._logits[: logits.numel()].view(logits.shape).copy_(logits)
 
 
 def normalise(vectors: torch.Tensor, eps: float) -> torch.Tensor:
