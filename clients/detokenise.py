@@ -14,16 +14,23 @@ hands text out when no later id can change it, and the rest when the stream ends
 import codecs
 import re
 from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from tokenizers import Tokenizer
+
+if TYPE_CHECKING:  # Who reads ids alone need not have the package.
+    from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class PartialText(Protocol):
     """The text of one stream of ids. Joined, all that it returns is decode(all ids)."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Some text is kept back."""
+        ...
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this id; often empty."""
@@ -40,7 +47,7 @@ class Detokeniser:
     Control tokens (`special` in the tokenizer) and ids that it does not know have no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
+    def __init__(self, tokenizer: "Tokenizer", tokenizer_json: bytes) -> None:
         self._tokenizer = tokenizer
         self._kinds = _decoder_kinds(tokenizer_json)
         added = tokenizer.get_added_tokens_decoder()
@@ -69,6 +76,10 @@ class _ByteLevelText:
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._decoder.getstate()[0] != b""
+
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
@@ -81,7 +92,9 @@ class _ByteLevelText:
 class _WindowText:
     """Decodes `window`, whose first ids have been handed out as `shown` and give context."""
 
-    def __init__(self, tokenizer: Tokenizer, kinds: list[str], hidden: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: "Tokenizer", kinds: list[str], hidden: frozenset[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._has_byte_fallback = "ByteFallback" in kinds
@@ -89,6 +102,10 @@ class _WindowText:
         self._window: list[int] = []
         self._shown_count = 0
         self._shown = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        return len(self._window) > self._shown_count
 
     def push(self, token_id: int) -> str:
         token = self._tokenizer.id_to_token(token_id)

@@ -34,6 +34,11 @@ class StopFinder:
         """The earliest occurrence seen so far. An earlier one may still be in the making."""
         return self._best
 
+    @property
+    def is_waiting(self) -> bool:
+        """Some text is kept back."""
+        return self._kept != ""
+
     def push(self, text: str) -> tuple[str, bool]:
         """What of the text can be released, and whether the text is cut behind that.
 

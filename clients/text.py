@@ -46,6 +46,11 @@ class TextStream:
         self._match_start = -1  # Of the earliest stop string seen so far,
         self._match_kept = 0  # and the tokens up to the one that completed it.
 
+    @property
+    def is_waiting(self) -> bool:
+        """Some text is kept back, so that `finish` would give some."""
+        return self._finder.is_waiting or self._text.is_waiting
+
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         """Add tokens. Those behind a stop string are ignored."""
         released: list[str] = []
