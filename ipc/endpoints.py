@@ -17,6 +17,7 @@ from tidegate.ipc.socket_file import EndpointError as EndpointError
 from tidegate.ipc.socket_file import SocketFile
 
 IPC_PATH_BYTES_MAX = 107  # What the kernel's address structure holds, less the final zero.
+TCP_PORT_MAX = 65535
 
 
 class BindableSocket(Protocol):
@@ -97,25 +98,33 @@ class BoundEndpoint:
         self.close()
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Raise `EndpointError` unless it reads `ipc://PATH` or `tcp://HOST:PORT`."""
+    transport, separator, address = endpoint.partition("://")
+    if separator and transport == "ipc":
+        check_ipc_path(address)
+        return
+    if not separator or transport != "tcp":
+        raise EndpointError(f"{endpoint!r} is no endpoint; use ipc://PATH or tcp://HOST:PORT")
+    host, _, port = address.rpartition(":")
+    if not host or not (port == "*" or (port.isdecimal() and int(port) <= TCP_PORT_MAX)):
+        raise EndpointError(
+            f"{endpoint} is no endpoint; use tcp://HOST:PORT with a port up to {TCP_PORT_MAX}"
+        )
+
+
 def bind_endpoint(bindable: BindableSocket, endpoint: str) -> BoundEndpoint:
     """Bind the socket to `ipc://PATH` or `tcp://HOST:PORT` (port `*`: any that is free).
 
     Raises `EndpointError` when the endpoint is malformed, in use, or cannot be had.
     """
-    transport, separator, address = endpoint.partition("://")
-    if separator and transport == "ipc":
-        return _bind_ipc(bindable, address)
-    if separator and transport == "tcp":
-        return _bind_tcp(bindable, address)
-    raise EndpointError(f"{endpoint!r} is no endpoint; use ipc://PATH or tcp://HOST:PORT")
+    check_endpoint(endpoint)
+    transport, _, address = endpoint.partition("://")
+    return _bind_ipc(bindable, address) if transport == "ipc" else _bind_tcp(bindable, address)
 
 
 def _bind_tcp(bindable: BindableSocket, address: str) -> BoundEndpoint:
     host, _, port = address.rpartition(":")
-    if not host or not (port == "*" or (port.isdecimal() and int(port) <= 65535)):
-        raise EndpointError(
-            f"tcp://{address} is no endpoint; use tcp://HOST:PORT with a port up to 65535"
-        )
     try:
         bindable.bind(f"tcp://{address}")
     except zmq.ZMQError as error:
@@ -132,7 +141,6 @@ def _bind_tcp(bindable: BindableSocket, address: str) -> BoundEndpoint:
 
 
 def _bind_ipc(bindable: BindableSocket, path: str) -> BoundEndpoint:
-    check_ipc_path(path)
     path = os.path.abspath(path)
     check_ipc_path(path)
     files = SocketFile(path)

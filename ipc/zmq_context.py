@@ -13,6 +13,7 @@ from typing import TypeAlias
 import zmq
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+SocketOption: TypeAlias = int | bytes | str
 
 
 class _Shared:

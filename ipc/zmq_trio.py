@@ -15,17 +15,16 @@ A cancelled call has either happened in full, and returned, or not happened at a
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import zmq
 
-from tidegate.ipc.zmq_context import Context
+from tidegate.ipc.zmq_context import Context, SocketOption
 from tidegate.ipc.zmq_parking import Parking
 
 RECEIVE_COUNT_MAX = 256  # Messages that one `recv_many` takes at most, unless told.
 
 NOBLOCK = int(zmq.NOBLOCK)
-SocketOption: TypeAlias = int | bytes | str
 
 
 class Socket:

@@ -1,5 +1,6 @@
 """Endpoints: one live owner, nothing deleted that is not ours, and errors that say why."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -146,6 +147,25 @@ def test_of_many_that_start_at_once_exactly_one_wins(tmp_path: Path) -> None:
             owner.kill()
             owner.communicate()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_vanishes_before_it_is_locked_is_made_anew(
+    router: "zmq.Socket[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "s.sock.lock"
+    real_flock = fcntl.flock
+    opened: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        opened.append(descriptor)
+        if len(opened) == 1:
+            lock.unlink()  # As the last owner does, between the opening and the locking.
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with bind_endpoint(router, f"ipc://{tmp_path}/s.sock"):
+        assert int(lock.read_text()) == os.getpid()
+    assert len(opened) == 2
 
 
 def test_a_listener_without_a_lock_is_named_and_left_alone(

@@ -126,8 +126,9 @@ import sys
 from tidegate.ipc.log import configure
 from tidegate.ipc.log_events import LogEvent
 log = configure(sys.argv[1], sys.argv[2])
+print("ready", flush=True)
 sys.stdin.readline()
-for number in range(300):
+for number in range(500):
     log.info(LogEvent.LAUNCH, number=number, a=sys.argv[1] * 2500, b=sys.argv[1] * 2500)
 """
 
@@ -136,9 +137,14 @@ def test_long_lines_of_several_processes_never_run_into_each_other(tmp_path: Pat
     path = tmp_path / "log"
     pipe = subprocess.PIPE
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, name, str(path)], stdin=pipe)
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, name, str(path)], stdin=pipe, stdout=pipe
+        )
         for name in "wxyz"
     ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
     for writer in writers:
         assert writer.stdin is not None
         writer.stdin.write(b"\n")
@@ -149,7 +155,7 @@ def test_long_lines_of_several_processes_never_run_into_each_other(tmp_path: Pat
     lines = read(path)
     for name in "wxyz":
         own = [line for line in lines if line["process"] == name]
-        assert [line["number"] for line in own] == list(range(300))
+        assert [line["number"] for line in own] == list(range(500))
         assert all(line["a"] == line["b"] == name * 2500 for line in own)
     switches = sum(a["process"] != b["process"] for a, b in pairwise(lines))
     assert switches > 3, "the processes did not write at the same time"
