@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from types import FrameType
+from typing import NoReturn
 
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.failures import WorkerFailure
@@ -51,8 +52,8 @@ class StopRequested(BaseException):
 def run_worker(settings: WorkerSettings) -> int:
     """Run the worker that `settings` describe, on the main thread; returns its exit status.
 
-    0 after SIGTERM or SIGINT, which end it within a second; 1 after an error, which is told on
-    standard error and in the log.
+    0 after SIGTERM or SIGINT, which end it in a fraction of a second; 1 after an error, which
+    is told on standard error and in the log.
     """
     if settings.lifeline_fd is not None:
         watch_lifeline(settings.lifeline_fd)
@@ -66,6 +67,8 @@ def run_worker(settings: WorkerSettings) -> int:
     previous = {number: signal.signal(number, _stop) for number in STOP_SIGNALS}
     try:
         status, reason = _run(settings, log)
+    except StopRequested as stop:
+        status, reason = STATUS_STOPPED, str(stop)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -73,6 +76,18 @@ def run_worker(settings: WorkerSettings) -> int:
         _say(settings, reason)
     log.info(LogEvent.PROCESS_STOPPED, worker=settings.name, status=status, reason=reason)
     return status
+
+
+def run_worker_process(settings: WorkerSettings) -> NoReturn:
+    """`run_worker`, and then the end of the process with its status.
+
+    Taking apart what torch has loaded takes a second on a busy machine and is of no use, so
+    Python's own exit is skipped.
+    """
+    status = run_worker(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _run(settings: WorkerSettings, log: Log) -> tuple[int, str]:
@@ -92,8 +107,6 @@ def _run(settings: WorkerSettings, log: Log) -> tuple[int, str]:
         from tidegate.engine.worker_process import serve
 
         serve(settings, log, lambda text: _say(settings, text))
-    except StopRequested as stop:
-        return STATUS_STOPPED, str(stop)
     except KNOWN_FAILURES as error:
         log.error(LogEvent.PROCESS_STOPPING, worker=settings.name, reason=str(error))
         return STATUS_FAILED, str(error) or type(error).__name__
@@ -112,9 +125,6 @@ def _prepare_threads(count: int | None) -> None:
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
-    # Once: a second signal must not break into what the first one has begun.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
     raise StopRequested(signal.Signals(signal_number).name)
 
 

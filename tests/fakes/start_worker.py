@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tidegate.engine.settings import WorkerSettings
-from tidegate.engine.worker import run_worker
+from tidegate.engine.worker import run_worker_process
 
 
 def make_field(kind: type[Any], value: Any) -> Any:
@@ -15,4 +15,4 @@ def make_field(kind: type[Any], value: Any) -> Any:
 
 if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings, dec_hook=make_field)
-    sys.exit(run_worker(settings))
+    run_worker_process(settings)
