@@ -96,9 +96,6 @@ class _ArchitectureFields:
         self.header = header
         self.family = family
 
-    def has(self, key: str) -> bool:
-        return self._name(key) in self.header.fields
-
     def count(self, key: str, default: int | None = None, *, count_max: int = COUNT_MAX) -> int:
         """An integer from 1 to `count_max`."""
         value = self.header.integer(self._name(key), default)

@@ -144,9 +144,12 @@ def test_the_package_s_own_reader_finds_the_same(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_short_anywhere_is_refused(path: Path) -> None:
-    for length in range(1, len(SMALL)):
-        message = refusal(path, SMALL[:length])
-        assert "truncated" in message, (length, message)
+    words = field("words", ARRAY, array(STRING, 2, text("tide") + text("gate")))
+    for whole in (SMALL, file_bytes((words,))):
+        assert read(path, whole).file_bytes == len(whole)
+        for length in range(1, len(whole)):
+            message = refusal(path, whole[:length])
+            assert "truncated" in message, (length, message)
 
 
 def test_a_missing_file_a_folder_and_an_empty_file_are_refused(path: Path) -> None:

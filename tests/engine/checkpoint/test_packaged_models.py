@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -104,6 +105,7 @@ def test_what_a_killed_process_left_is_replaced(package: FakeGemma) -> None:
 
 def test_many_at_once_put_it_together_once(package: FakeGemma) -> None:
     found: list[bytes] = []
+    package.before_write = lambda: time.sleep(0.05)  # So that all the others come meanwhile.
     threads = [
         threading.Thread(target=lambda: found.append(locate_gemma3_270m().read_bytes()))
         for _ in range(6)

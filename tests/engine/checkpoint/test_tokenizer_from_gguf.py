@@ -98,6 +98,8 @@ def test_smollm_makes_a_token_of_each_digit(smollm: Tokenizer) -> None:
         tokens = smollm.encode(text).tokens
         digits = [token for token in tokens if any(letter.isdigit() for letter in token)]
         assert digits == [letter for letter in text if letter.isdigit()]
+    # Digits are split off first, so the spaces before them stay together.
+    assert smollm.encode("x  12").tokens == ["x", "\u0120\u0120", "1", "2"]
 
 
 def test_neither_adds_a_token_of_its_own(gemma: Tokenizer, smollm: Tokenizer) -> None:
