@@ -36,7 +36,7 @@ def serve(settings: WorkerSettings, log: Log, say: Callable[[str], None]) -> NoR
     engine = load_engine(settings, say)
     with (
         open_context() as context,
-        BlockingPeer(context, settings.endpoint, os.urandom(IDENTITY_BYTES)) as link,
+        BlockingPeer(context, settings.endpoint, _new_identity()) as link,
     ):
         try:
             _join_and_loop(settings, engine, link, log, say)
@@ -45,6 +45,11 @@ def serve(settings: WorkerSettings, log: Log, say: Callable[[str], None]) -> NoR
                 link.send(encode(Goodbye(str(error) or type(error).__name__)))
                 link.close(LINGER_MS)
             raise
+
+
+def _new_identity() -> bytes:
+    """Random, in hexadecimal digits: ZeroMQ keeps identities with a leading zero for itself."""
+    return os.urandom(IDENTITY_BYTES).hex().encode()
 
 
 def _join_and_loop(
