@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import IntEnum
 
 import msgspec
 import trio
@@ -24,18 +25,22 @@ REAP_TIMEOUT_S = 1.0  # After SIGKILL only a process stuck in the kernel takes l
 LIFELINE_OPTION = "--lifeline-fd"
 
 
-class ChildSpec(msgspec.Struct, frozen=True):
-    """What to start. `--lifeline-fd N` is appended to `command`.
+class StopStage(IntEnum):
+    """When a child is told to stop: those of a stage after those of the stages before it."""
 
-    `front` marks the process that talks to users: it is told to stop before all others, so
-    that it can tell them why.
-    """
+    FRONT = 0  # Talks to users, and has to tell them.
+    MIDDLE = 1  # Says goodbye to the last.
+    LAST = 2
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """What to start. `--lifeline-fd N` is appended to `command`."""
 
     name: str  # As people read it: "decode worker decode-0".
     command: tuple[str, ...]
     environment: Mapping[str, str] = {}  # Added to the parent's.
     descriptors: tuple[int, ...] = ()  # Open files that the child inherits.
-    front: bool = False
+    stage: StopStage = StopStage.LAST
 
 
 class Child:

@@ -5,6 +5,7 @@ An option's `dest` is the name of the field that it sets.
 
 import argparse
 from collections.abc import Callable
+from typing import TypeAlias
 
 from tidegate.cli import values
 from tidegate.cli.parser import Parser
@@ -20,7 +21,9 @@ DEFAULT_RUNNING_COUNT = 32
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_QUEUE_TIMEOUT_S = 600.0
 
-Subparsers = argparse._SubParsersAction[Parser]  # pyright: ignore[reportPrivateUsage]  # no other name
+# argparse has no public names for these two.
+Target: TypeAlias = "Parser | argparse._ArgumentGroup"  # pyright: ignore[reportPrivateUsage]
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -116,7 +119,7 @@ def add_engine(parser: Parser) -> None:
     )
 
 
-def add_chunk(parser: Parser) -> None:
+def add_chunk(parser: Target) -> None:
     parser.add_argument(
         "--chunk-tokens",
         type=values.count_or_none,
@@ -127,7 +130,7 @@ def add_chunk(parser: Parser) -> None:
     )
 
 
-def add_scheduling(parser: Parser) -> None:
+def add_scheduling(parser: Target) -> None:
     parser.add_argument(
         "--default-max-tokens",
         type=values.count,
@@ -167,7 +170,7 @@ def add_http(parser: Parser) -> None:
     )
 
 
-def add_log(parser: Parser) -> None:
+def add_log(parser: Target) -> None:
     parser.add_argument(
         "--log",
         type=values.path,

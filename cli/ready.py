@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.clients.logs.words import bytes_text, columns
-from tidegate.ipc.protocol import PoolState, Status
+from tidegate.ipc.protocol import PoolState, Role, Status
 
 # A base model only continues text: a list that it can go on with looks best.
 COMPLETION_PROMPT = "The days of the week are Monday, Tuesday,"
@@ -69,6 +69,7 @@ def curl_line(served: Served) -> str:
 
 
 def _pool_lines(pools: Sequence[PoolState]) -> list[str]:
+    order = {Role.PREFILL: 0, Role.DECODE: 1, Role.BOTH: 2}
     rows = [("worker", "pool", "tokens", "pages", "bytes")]
     rows.extend(
         (
@@ -78,6 +79,6 @@ def _pool_lines(pools: Sequence[PoolState]) -> list[str]:
             f"{pool.page_count:,} of {pool.page_tokens}",
             bytes_text(pool.page_count * pool.page_bytes),
         )
-        for pool in pools
+        for pool in sorted(pools, key=lambda pool: (order[pool.role], pool.worker))
     )
     return columns(rows, right=(2, 3, 4))

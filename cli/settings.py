@@ -8,12 +8,19 @@ import argparse
 import os
 from pathlib import Path
 
+from tidegate.cli.paths import default_log_file
 from tidegate.clients.logs.words import bytes_text
+from tidegate.clients.proxy.settings import ProxySettings
+from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.settings import SettingError, WorkerSettings
 from tidegate.ipc.protocol import Role, WorkerId
+from tidegate.kvcache.layout import Tokens
+from tidegate.scheduler.process import SchedulerSettings
+from tidegate.scheduler.settings import CoreSettings
 
 KV_MEMORY_BYTES_DEFAULT = 1024**3
 KV_MEMORY_SHARE_DEFAULT = 0.10
+PROXY_STOP_GRACE_MS = 500  # With the last sends, less than the supervisor gives it.
 MEMORY_FACTS = Path("/proc/meminfo")
 
 
@@ -52,9 +59,44 @@ def worker_settings(
         threads=threads,
         chat_template=arguments.chat_template,
         log=log_file(arguments.log),
+        lifeline_fd=getattr(arguments, "lifeline_fd", None),
     )
     settings.check()
     return settings
+
+
+def scheduler_settings(
+    arguments: argparse.Namespace, *, client_endpoint: str, worker_endpoint: str
+) -> SchedulerSettings:
+    chunk_tokens: int | None = arguments.chunk_tokens
+    core = CoreSettings(
+        chunk_tokens=None if chunk_tokens is None else Tokens(chunk_tokens),
+        default_max_tokens=arguments.default_max_tokens,
+        queue_timeout_us=round(arguments.queue_timeout * 1e6),
+        poison_freed_pages=arguments.poison_freed_pages,
+    )
+    return SchedulerSettings(
+        client_endpoint=client_endpoint,
+        worker_endpoint=worker_endpoint,
+        core=core,
+        log=log_file(arguments.log),
+        lifeline_fd=getattr(arguments, "lifeline_fd", None),
+    )
+
+
+def proxy_settings(
+    arguments: argparse.Namespace, *, endpoint: str | None, listen_fd: int | None
+) -> ProxySettings:
+    """A proxy's settings. It listens on the open socket `listen_fd` if that is given."""
+    return ProxySettings(
+        endpoint=endpoint,
+        host=arguments.host,
+        port=arguments.port,
+        listen_fd=listen_fd,
+        lifeline_fd=getattr(arguments, "lifeline_fd", None),
+        log=log_file(arguments.log),
+        stop_grace_ms=PROXY_STOP_GRACE_MS,
+    )
 
 
 def check_device(device: str) -> None:
@@ -78,6 +120,18 @@ def check_pool_tokens(option: str, tokens: int | None, page_tokens: int) -> None
             f"{option}: must be one page at least, which is {page_tokens} tokens "
             f"(--page-tokens), got {tokens}"
         )
+
+
+def check_model(arguments: argparse.Namespace, config: ModelConfig) -> None:
+    """That no option speaks of window layers to a model that has none."""
+    if config.has_window_layers:
+        return
+    for option, value in (
+        ("--swa-only-transfer", arguments.swa_only_transfer),
+        ("--window-pool-tokens", arguments.window_pool_tokens),
+    ):
+        if value is not None:
+            raise SettingError(f"{option}: {config.name} has no window layers; leave it out")
 
 
 def check_kv_memory(kv_memory: int, worker_count: int) -> None:
@@ -126,9 +180,3 @@ def log_file(chosen: Path | None) -> Path:
             f"--log: must be a file that can be appended to; {path}: {error.strerror}"
         ) from None
     return path
-
-
-def default_log_file() -> Path:
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return base / "tidegate" / "log.jsonl"

@@ -2,9 +2,9 @@
 
 1. All children are started.
 2. They run until one of them ends, a signal asks to stop, or they do not become ready.
-3. The child that talks to users is told to stop, and gets a moment to tell them.
-4. The others are told to stop, and get a moment too.
-5. Whatever still runs is killed. A second signal goes to this point at once.
+3. They are told to stop, stage by stage, each with a moment of grace: first the one that
+   talks to users, which tells them; the one that all others talk to comes last.
+4. Whatever still runs is killed. A second signal goes to this point at once.
 
 So the end of any process ends all, with a status that says so: nothing is half alive.
 """
@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 import msgspec
 import trio
 
-from tidegate.cli.children import Child, ChildSpec
+from tidegate.cli.children import Child, ChildSpec, StopStage
 
 # Together they stay below the 3 s in which everything has to be gone.
-FRONT_GRACE_S = 1.4
-OTHERS_GRACE_S = 0.8
+GRACE_S = {StopStage.FRONT: 1.3, StopStage.MIDDLE: 0.7, StopStage.LAST: 0.5}
 
 STATUS_STOPPED = 0  # Asked to stop, by Ctrl-C too, and stopped in order.
 STATUS_FAILED = 1
@@ -115,8 +114,8 @@ async def _stop(children: Sequence[Child], signals: AsyncIterator[int]) -> bool:
                     nursery.cancel_scope.cancel()
 
         nursery.start_soon(listen)
-        await _stop_some([child for child in children if child.spec.front], FRONT_GRACE_S)
-        await _stop_some([child for child in children if not child.spec.front], OTHERS_GRACE_S)
+        for stage, grace_s in GRACE_S.items():
+            await _stop_some([c for c in children if c.spec.stage is stage], grace_s)
         nursery.cancel_scope.cancel()
     return not is_cut_short
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from tidegate.cli.children import ChildSpec, describe_status
+from tidegate.cli.children import ChildSpec, StopStage, describe_status
 from tidegate.cli.supervisor import (
-    FRONT_GRACE_S,
+    GRACE_S,
     STATUS_CUT_SHORT,
     STATUS_FAILED,
     STATUS_STOPPED,
@@ -60,9 +60,9 @@ class Fleet:
         self.journal = folder / "journal"
         self.said: list[str] = []
 
-    def spec(self, name: str, program: str, *, front: bool = False) -> ChildSpec:
+    def spec(self, name: str, program: str, stage: StopStage = StopStage.LAST) -> ChildSpec:
         command = (sys.executable, "-c", program, name, str(self.journal))
-        return ChildSpec(name=name, command=command, front=front)
+        return ChildSpec(name=name, command=command, stage=stage)
 
     def events(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -121,25 +121,25 @@ async def test_a_child_that_fails_is_told_with_its_exit_status(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_stops_the_front_first_and_then_the_others(
+async def test_a_signal_stops_the_children_stage_by_stage(
     fleet: Fleet, number: signal.Signals
 ) -> None:
     specs = [
         fleet.spec("scheduler", OBEDIENT),
-        fleet.spec("worker", OBEDIENT),
-        fleet.spec("proxy", SLOW_TO_STOP, front=True),
+        fleet.spec("worker", SLOW_TO_STOP, StopStage.MIDDLE),
+        fleet.spec("proxy", SLOW_TO_STOP, StopStage.FRONT),
     ]
     status = await fleet.run(specs, partial(os.kill, os.getpid(), number))
     assert status == STATUS_STOPPED
     told = [line for line in fleet.events() if line.endswith(" told")]
-    assert told[0] == "proxy told"
-    assert sorted(told) == ["proxy told", "scheduler told", "worker told"]
+    assert told == ["proxy told", "worker told", "scheduler told"]
 
 
 async def test_a_stubborn_child_is_killed_within_three_seconds(fleet: Fleet) -> None:
     specs = [
         fleet.spec("scheduler", STUBBORN),
-        fleet.spec("proxy", STUBBORN, front=True),
+        fleet.spec("worker", STUBBORN, StopStage.MIDDLE),
+        fleet.spec("proxy", STUBBORN, StopStage.FRONT),
     ]
     stopped_at: list[float] = []
 
@@ -154,7 +154,7 @@ async def test_a_stubborn_child_is_killed_within_three_seconds(fleet: Fleet) -> 
 
 
 async def test_a_second_signal_kills_at_once(fleet: Fleet) -> None:
-    specs = [fleet.spec("proxy", STUBBORN, front=True)]
+    specs = [fleet.spec("proxy", STUBBORN, StopStage.FRONT)]
     first_sent = trio.Event()
 
     async def act() -> None:
@@ -176,7 +176,7 @@ async def test_a_second_signal_kills_at_once(fleet: Fleet) -> None:
             nursery.start_soon(again)
             statuses.append(await supervise(specs, act, fleet.said.append))
     assert statuses == [STATUS_CUT_SHORT]
-    assert time.monotonic() - sent_at[0] < FRONT_GRACE_S
+    assert time.monotonic() - sent_at[0] < GRACE_S[StopStage.FRONT]
     assert not any(is_running(pid) for pid in fleet.pids().values())
 
 
