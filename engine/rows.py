@@ -139,10 +139,6 @@ class RowTable:
     def __contains__(self, row: Row) -> bool:
         return row in self._rows
 
-    def request_of(self, row: Row) -> RequestId | None:
-        state = self._rows.get(row)
-        return None if state is None else state.request_id
-
     def apply(self, operation: RowOperation) -> None:
         """Apply one operation; what is wrong with it becomes a fault of its row."""
         if isinstance(operation, Start):
