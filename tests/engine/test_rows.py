@@ -6,75 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.engine.rows import CHUNKS_WAITING_MAX, Feed, Launch, RowOperation, RowTable
+from fakes.row_operations import (
+    EOS,
+    LAYOUT,
+    PAGE,
+    apply_all,
+    decoding_start,
+    make_start,
+    make_table,
+)
+from tidegate.engine.rows import CHUNKS_WAITING_MAX, Feed, Launch, RowTable
 from tidegate.ipc.protocol import (
     Chunk,
     EndReason,
     Grow,
     Limit,
-    PageRun,
     RequestId,
     Row,
     RowEnd,
-    Sampling,
-    Start,
     Stop,
     pack_ids,
 )
-from tidegate.kvcache.layout import All, Group, Layout, Pages, Tokens, Window
-
-PAGE = 4
-WINDOW = 6
-EOS = 99
-LAYOUT = Layout(
-    groups=(
-        Group("full", All(), Tokens(PAGE), ()),
-        Group("window", Window(Tokens(WINDOW)), Tokens(PAGE), ()),
-    ),
-    swa_only_transfer=True,
-)
-
-
-def make_table(row_count: int = 8) -> RowTable:
-    return RowTable(LAYOUT, (64, 32), row_count, vocab_size=100, eos_ids=(EOS,))
-
-
-def make_start(
-    row: int = 0,
-    *,
-    position: int = 0,
-    tokens: tuple[int, ...] = (1, 2, 3, 4, 5),
-    output_index: int = 0,
-    limit: int = 20,
-    full: tuple[int, ...] = (10, 11),
-    window: tuple[int, ...] = (20, 21),
-    window_from: int = 0,
-    stop_ids: tuple[int, ...] = (),
-    ignore_eos: bool = False,
-) -> Start:
-    return Start(
-        row=Row(row),
-        request_id=RequestId(f"request-{row}"),
-        position=position,
-        tokens=pack_ids(tokens),
-        output_index=output_index,
-        limit=limit,
-        pages=(PageRun(0, pack_ids(full)), PageRun(window_from, pack_ids(window))),
-        sampling=Sampling(),
-        stop_ids=pack_ids(stop_ids),
-        ignore_eos=ignore_eos,
-    )
-
-
-def decoding_start(row: int = 0, **changes: int) -> Start:
-    """A row after a hand-off at length 5, with its first token to feed."""
-    limit = changes.get("limit", 20)
-    return make_start(row, position=5, tokens=(7,), output_index=1, limit=limit)
-
-
-def apply_all(table: RowTable, *operations: RowOperation) -> None:
-    for operation in operations:
-        table.apply(operation)
+from tidegate.kvcache.layout import Pages, Tokens
 
 
 def only_feed(launch: Launch) -> Feed:
@@ -369,87 +322,6 @@ def test_a_result_for_a_row_that_was_stopped_and_started_again_is_dropped() -> N
     assert table.settle(feed, 50) is None
     table.apply(Chunk(Row(0), 5, True))
     assert only_feed(table.next_launch()).request_id == "other"
-
-
-# --- Bad starts and growth ---
-
-
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [
-        (make_start(8), "not in 0 to 7"),
-        (make_start(-1), "not in 0 to 7"),
-        (make_start(tokens=()), "no list of uint32"),
-        (make_start(tokens=(1, 100)), "not in the vocabulary"),
-        (make_start(position=5, limit=5), "limit above its position"),
-        (make_start(output_index=-1), "output index"),
-        (make_start(full=(64,)), "page 64 is not in the pool of 64 pages"),
-        (make_start(window=(32,)), "page 32 is not in the pool of 32 pages"),
-        (make_start(window_from=2), "does not begin a page"),
-        (make_start(window_from=4), "needs positions 0"),
-        (make_start(position=9, tokens=(7,)), "needs positions 0 to 8"),
-        (make_start(position=-4), "negative"),
-        (make_start(window_from=-4), "negative"),
-    ],
-)
-def test_a_bad_start_is_a_fault_of_its_request(start: Start, words: str) -> None:
-    table = make_table()
-    apply_all(table, start, make_start(5), Chunk(Row(5), 5, True))
-    (fault,) = table.take_faults()
-    assert fault.request_id == start.request_id
-    assert fault.kind == "bad_plan"
-    assert words in fault.text
-    assert only_feed(table.next_launch()).row == 5
-
-
-def test_bytes_that_are_no_ids_are_a_fault() -> None:
-    table = make_table()
-    good = make_start(0)
-    for bad in (
-        msgspec.structs.replace(good, tokens=b"abc"),
-        msgspec.structs.replace(good, stop_ids=b"abc"),
-        msgspec.structs.replace(good, pages=(PageRun(0, b"abc"), PageRun(0, b""))),
-        msgspec.structs.replace(good, pages=(PageRun(0, b""),)),
-    ):
-        table.apply(bad)
-    assert len(table.take_faults()) == 4
-    assert len(table) == 0
-
-
-def test_a_window_table_may_begin_where_the_window_does() -> None:
-    table = make_table()
-    # At position 13 the window reads from 8 on, which is where page 2 begins.
-    table.apply(
-        make_start(
-            position=13,
-            tokens=(7,),
-            output_index=1,
-            full=(1, 2, 3, 4),
-            window=(5, 6),
-            window_from=8,
-        )
-    )
-    assert table.take_faults() == ()
-    feed = only_feed(table.next_launch())
-    assert [pages.first_page for pages in feed.pages] == [0, 2]
-    assert [list(pages.ids) for pages in feed.pages] == [[1, 2, 3, 4], [5, 6]]
-
-
-def test_two_starts_of_one_row_end_both_requests() -> None:
-    table = make_table()
-    first, second = make_start(0), make_start(0, tokens=(9,))
-    apply_all(table, first, second)
-    assert [fault.row for fault in table.take_faults()] == [0, 0]
-    assert len(table) == 0
-
-
-@pytest.mark.parametrize(
-    "grow", [Grow(Row(0), 2, b""), Grow(Row(0), -1, b""), Grow(Row(0), 0, b"abc")]
-)
-def test_senseless_growth_is_a_fault(grow: Grow) -> None:
-    table = make_table()
-    apply_all(table, make_start(), grow)
-    assert len(table.take_faults()) == 1
 
 
 def test_window_pages_below_the_window_are_forgotten_as_positions_settle() -> None:
