@@ -1,6 +1,7 @@
 """The argument parser: errors in one line, help that shows defaults."""
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -16,6 +17,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         fail(self.prog, message)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, without Python's own exit.
+
+    To take apart what a server has loaded takes half a second on a busy machine, and is of no
+    use: everything that matters outside of the process has been closed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def fail(program: str, message: str, status: int = USAGE_STATUS) -> NoReturn:

@@ -4,7 +4,7 @@ import argparse
 
 from tidegate.cli import values
 from tidegate.cli.options import Subparsers, add_command, add_http, add_lifeline, add_log
-from tidegate.cli.parser import fail
+from tidegate.cli.parser import fail, leave
 
 DESCRIPTION = """\
 Starts one HTTP proxy, which needs no model: it learns all from the scheduler at --endpoint.
@@ -40,6 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         if listen_fd is None:
             listen_fd = open_listener(arguments.host, arguments.port).detach()
         settings = proxy_settings(arguments, endpoint=arguments.endpoint, listen_fd=listen_fd)
-        return run_proxy(settings)
+        leave(run_proxy(settings))
     except (EndpointError, LogError, SettingError) as error:
         fail(arguments.parser.prog, str(error))

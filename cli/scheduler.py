@@ -10,7 +10,7 @@ from tidegate.cli.options import (
     add_log,
     add_scheduling,
 )
-from tidegate.cli.parser import fail
+from tidegate.cli.parser import fail, leave
 from tidegate.cli.paths import default_worker_endpoint
 
 DESCRIPTION = """\
@@ -48,6 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
             client_endpoint=arguments.client_endpoint or default_endpoint(),
             worker_endpoint=arguments.worker_endpoint or default_worker_endpoint(),
         )
-        return run_scheduler(settings)
+        leave(run_scheduler(settings))
     except (EndpointError, LogError, SettingError) as error:
         fail(arguments.parser.prog, str(error))
