@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,4 +55,5 @@ def pair(
 
 
 def _as_list(value: Any) -> Any:
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    items: Any = value
+    return list(items) if type(value) is tuple else value

@@ -41,7 +41,7 @@ TYPICAL: list[tuple[TinyFamily, Overrides]] = [("llama", ()), ("gemma3", ())]
 
 
 def name_of(value: Any) -> str:
-    """A readable name of a parameter: the family, or what is unlike the tiny model's default."""
+    """A parameter's readable name: the family, or what is unlike the tiny model's default."""
     if isinstance(value, str):
         return value
     overrides: Overrides = value
