@@ -174,6 +174,8 @@ def span(start: Tokens, end: Tokens, page_tokens: Tokens) -> Pages:
 
 
 def _check_group(group: Group) -> None:
+    if not group.name:
+        raise LayoutError("a group needs a name")
     if not 1 <= group.page_tokens <= PAGE_TOKENS_MAX:
         raise LayoutError(
             f"page_tokens of group {group.name!r} must be 1 to {PAGE_TOKENS_MAX}, "
@@ -188,7 +190,11 @@ def _check_group(group: Group) -> None:
             )
         case _:
             pass
+    if not group.tensors:
+        raise LayoutError(f"group {group.name!r} needs at least one tensor")
     for spec in group.tensors:
+        if not spec.shape or min(spec.shape) < 1:
+            raise LayoutError(f"tensor {spec.name!r} has the empty shape {spec.shape}")
         if spec.dtype not in DTYPE_BYTES:
             raise LayoutError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}")
         if spec.tokens_per_entry < 1 or group.page_tokens % spec.tokens_per_entry:

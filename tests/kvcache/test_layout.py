@@ -1,0 +1,140 @@
+"""What a layout must state, and the arithmetic of positions and pages."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.kvcache.layout import (
+    All,
+    Group,
+    Layout,
+    LayoutError,
+    Pages,
+    Reach,
+    Tail,
+    TensorSpec,
+    Tokens,
+    Window,
+    first_needed,
+    page_count,
+    span,
+)
+
+SPEC = TensorSpec("k", 0, (2, 8), "bfloat16")
+
+
+def group(
+    reach: Reach, name: str = "g", page_tokens: int = 16, spec: TensorSpec = SPEC
+) -> Group:
+    return Group(name, reach, Tokens(page_tokens), (spec,))
+
+
+FULL = group(All(), "full")
+WINDOW = group(Window(Tokens(8)), "window")
+
+
+def test_the_flag_must_be_stated_with_window_layers() -> None:
+    with pytest.raises(LayoutError, match="must state swa_only_transfer"):
+        Layout((FULL, WINDOW), None).check()
+    Layout((FULL, WINDOW), True).check()
+    Layout((FULL, WINDOW), False).check()
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_flag_means_nothing_without_window_layers(flag: bool) -> None:
+    with pytest.raises(LayoutError, match="applies only to models with window layers"):
+        Layout((FULL,), flag).check()
+    Layout((FULL,), None).check()
+    Layout((FULL, group(Tail(Tokens(4), 1), "tail")), None).check()
+
+
+def test_an_operator_may_force_the_flag_to_false_only() -> None:
+    declared, denied = Layout((FULL, WINDOW), True), Layout((FULL, WINDOW), False)
+    assert declared.with_forced_flag(False) == denied
+    assert declared.with_forced_flag(None) is declared
+    assert declared.with_forced_flag(True) is declared
+    assert denied.with_forced_flag(False) is denied
+    with pytest.raises(LayoutError, match="only false can be forced"):
+        denied.with_forced_flag(True)
+    for forced in (True, False):
+        with pytest.raises(LayoutError, match="no window layers"):
+            Layout((FULL,), None).with_forced_flag(forced)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (Layout((), None), "at least one group"),
+        (Layout((FULL, group(All(), "full")), None), "names must differ"),
+        (Layout((group(All(), ""),), None), "needs a name"),
+        (Layout((Group("g", All(), Tokens(16), ()),), None), "at least one tensor"),
+        (Layout((group(All(), page_tokens=0),), None), "page_tokens of group 'g'"),
+        (Layout((group(All(), page_tokens=4097),), None), "must be 1 to 4096"),
+        (Layout((group(Window(Tokens(0))),), True), "at least 1 token"),
+        (Layout((group(Tail(Tokens(0), 0)),), None), "needs ratio >= 1"),
+        (Layout((group(Tail(Tokens(4), -1)),), None), "overlap >= 0"),
+        (Layout((group(All(), spec=TensorSpec("k", 0, (2,), "int3")),), None), "'int3'"),
+        (Layout((group(All(), spec=TensorSpec("k", 0, (), "float32")),), None), "empty shape"),
+        (Layout((group(All(), spec=TensorSpec("k", 0, (2, 0), "float32")),), None), "empty"),
+        (
+            Layout((group(All(), spec=TensorSpec("k", 0, (2,), "float32", 3)),), None),
+            "which must divide the page of 16 tokens",
+        ),
+        (Layout((group(All(), spec=TensorSpec("k", 0, (2,), "float32", 0)),), None), "per 0"),
+    ],
+)
+def test_a_layout_that_cannot_be_served_says_what_is_wrong(bad: Layout, text: str) -> None:
+    with pytest.raises(LayoutError, match=text):
+        bad.check()
+
+
+def test_a_layout_crosses_the_wire_unchanged() -> None:
+    layout = Layout((FULL, WINDOW, group(Tail(Tokens(4), 1), "tail")), True)
+    packed = msgspec.msgpack.encode(layout)
+    assert msgspec.msgpack.decode(packed, type=Layout) == layout
+
+
+def test_a_page_has_the_bytes_of_its_entries() -> None:
+    compressed = TensorSpec("c", 1, (3,), "float32", tokens_per_entry=4)
+    both = Group("full", All(), Tokens(16), (SPEC, compressed))
+    assert SPEC.entry_bytes == 2 * 8 * 2
+    assert both.page_bytes == 16 * 32 + 4 * 12
+
+
+REACHES: st.SearchStrategy[Reach] = st.one_of(
+    st.just(All()),
+    st.builds(Window, st.integers(1, 40).map(Tokens)),
+    st.builds(Tail, st.integers(1, 9).map(Tokens), st.integers(0, 2)),
+)
+
+
+@given(REACHES, st.integers(0, 200))
+def test_first_needed_never_falls_and_never_passes_the_query(
+    reach: Reach, position: int
+) -> None:
+    here, next_one = (
+        first_needed(reach, Tokens(position)),
+        first_needed(reach, Tokens(position + 1)),
+    )
+    assert 0 <= here <= next_one <= position + 1
+    assert here <= position
+
+
+def test_what_a_query_reads_of_each_reach() -> None:
+    window = Window(Tokens(128))
+    assert [first_needed(window, Tokens(n)) for n in (0, 127, 128, 500)] == [0, 0, 1, 373]
+    assert first_needed(All(), Tokens(500)) == 0
+    # The rows of the window of 4 not yet closed, and with overlap of the one before.
+    assert [first_needed(Tail(Tokens(4), 0), Tokens(n)) for n in (3, 4, 7, 8)] == [0, 4, 4, 8]
+    assert [first_needed(Tail(Tokens(4), 1), Tokens(n)) for n in (3, 4, 7, 8)] == [0, 0, 0, 4]
+
+
+@given(st.integers(1, 20), st.integers(0, 100), st.integers(0, 100))
+def test_pages_are_counted_as_a_walk_counts_them(page: int, start: int, end: int) -> None:
+    touched = {position // page for position in range(start, end)}
+    assert span(Tokens(start), Tokens(end), Tokens(page)) == len(touched)
+    assert page_count(Tokens(end), Tokens(page)) == len({p // page for p in range(end)})
+    one = group(All(), page_tokens=page)
+    assert one.start_of(one.page_of(Tokens(start))) <= start
+    assert one.start_of(Pages(one.page_of(Tokens(start)) + 1)) > start
