@@ -1,0 +1,256 @@
+"""Workers die, stall, and come back: who ends, who goes on, and who may join."""
+
+import pytest
+
+from fakes.core_bench import (
+    FULL_ONLY,
+    STALL_US,
+    B,
+    CoreBench,
+    D,
+    P,
+    cancelled,
+    finished,
+    handle,
+    joined,
+    lost,
+    plan_of,
+    report,
+    submitted,
+)
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import (
+    EndReason,
+    Fetch,
+    Incarnation,
+    Peer,
+    PeerGone,
+    PoolId,
+    RequestId,
+    Role,
+    Row,
+    WorkerId,
+)
+from tidegate.scheduler.phases import Phase
+
+COUNTS = (12, 6)
+D2, P2, B2 = WorkerId("d2"), WorkerId("p2"), WorkerId("b2")
+
+
+def pair(rows: int = 4) -> CoreBench:
+    return CoreBench(
+        joined(P, Role.PREFILL, COUNTS, rows=rows), joined(D, Role.DECODE, COUNTS, rows=rows)
+    )
+
+
+def reach(bench: CoreBench, phase: Phase) -> None:
+    """Bring request "r" into the phase; HANDING_OFF with the pull under way."""
+    match phase:
+        case Phase.PREFILLING:
+            bench.turn(submitted("r", 16, 4))
+        case Phase.HANDING_OFF:
+            bench.prefill("r", 16, 4)
+        case _:
+            bench.hand_over("r", 16, 4)
+    assert bench.phase("r") is phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [
+        (Phase.PREFILLING, P),
+        (Phase.HANDING_OFF, P),
+        (Phase.HANDING_OFF, D),
+        (Phase.DECODING, D),
+    ],
+)
+def test_a_lost_worker_ends_the_requests_that_have_a_place_on_it(
+    phase: Phase, victim: WorkerId
+) -> None:
+    bench = pair()
+    reach(bench, phase)
+    commands = bench.turn(lost(victim))
+    answer = finished(commands)["r"]
+    assert (answer.reason, answer.status) == (EndReason.ERROR, 503)
+    assert answer.text == f"worker {victim} is gone: it was killed"
+    other = D if victim == P else P
+    bench.turn(report(other, bench.worker(other).seq))
+    assert bench.free(other) == list(COUNTS)
+    assert bench.core.is_idle
+
+
+def test_a_decoding_request_outlives_its_prefill_worker() -> None:
+    bench = pair()
+    reach(bench, Phase.DECODING)
+    assert finished(bench.turn(lost(P))) == {}
+    last = report(D, 3, tokens={0: 3}, ended={0: EndReason.LENGTH})
+    assert finished(bench.turn(last))["r"].reason is EndReason.LENGTH
+
+
+def test_waiting_requests_that_no_worker_can_run_any_more_end_with_the_loss() -> None:
+    bench = pair(rows=1)
+    bench.turn(submitted("r", 16, 4), submitted("pair", 16, 4), submitted("one", 16, 1))
+    ended = finished(bench.turn(lost(D)))
+    # The prompt that runs would find no decode worker; one token needs none.
+    assert sorted(ended) == ["pair", "r"]
+    assert all(answer.status == 503 for answer in ended.values())
+    assert bench.phase("one") is Phase.WAITING
+
+
+def test_a_finished_prompt_ends_when_the_only_worker_that_could_decode_it_dies() -> None:
+    bench = CoreBench(
+        joined(P, Role.PREFILL, COUNTS),
+        joined(D, Role.DECODE, COUNTS),
+        joined(D2, Role.DECODE, (3, 3)),
+    )
+    bench.hand_over("large", 40, 8)
+    bench.turn(report(P, bench.worker(P).seq))
+    bench.prefill("waits", 30, 8)
+    assert bench.phase("waits") is Phase.HANDING_OFF and not bench.worker(D).tickets
+    assert sorted(finished(bench.turn(lost(D)))) == ["large", "waits"]
+    bench.turn(report(P, bench.worker(P).seq))
+    assert bench.free(P) == list(COUNTS)
+
+
+def test_the_others_are_told_that_a_pool_is_gone_and_of_the_new_one() -> None:
+    bench = pair()
+    plan = plan_of(bench.turn(lost(P)), D)
+    assert plan.operations == (PeerGone(PoolId("p/1"), Incarnation(1)),)
+    plan = plan_of(bench.turn(joined(P, Role.PREFILL, (9, 5), incarnation=2)), D)
+    assert plan.operations == (Peer(PoolId("p/2"), Incarnation(2), handle(P, (9, 5))),)
+
+
+def test_a_pull_names_the_incarnation_of_its_source() -> None:
+    bench = pair()
+    bench.turn(lost(P))
+    bench.turn(joined(P, Role.PREFILL, COUNTS, incarnation=2))
+    bench.turn(submitted("r", 8, 4))
+    done = report(P, 1, chunks={0: 8}, tokens={0: 1}, ended={0: EndReason.LENGTH})
+    (pull,) = plan_of(bench.turn(done), D).operations
+    assert isinstance(pull, Fetch)
+    assert (pull.source_pool, pull.source_incarnation) == ("p/2", 2)
+
+
+def test_a_worker_comes_back_with_empty_pools_and_new_requests_run_on_it() -> None:
+    bench = pair()
+    reach(bench, Phase.PREFILLING)
+    bench.turn(lost(P))
+    bench.turn(joined(P, Role.PREFILL, COUNTS, incarnation=2))
+    assert bench.free(P) == list(COUNTS)
+    bench.hand_over("next", 8, 4)
+    assert bench.phase("next") is Phase.DECODING
+
+
+def test_a_report_of_a_worker_that_is_gone_is_dropped() -> None:
+    bench = pair()
+    reach(bench, Phase.PREFILLING)
+    bench.turn(lost(P))
+    assert bench.turn(report(P, 1, chunks={0: 8}), lost(P)) == []
+    assert bench.core.fleet.stale_count == 1
+
+
+# --- Workers without progress ---
+
+
+def test_a_worker_that_owes_an_answer_for_too_long_is_suspect_and_its_requests_end() -> None:
+    bench = pair()
+    reach(bench, Phase.DECODING)
+    bench.turn(report(P, bench.worker(P).seq))
+    bench.now_us = STALL_US - 1
+    assert bench.core.wake_us == STALL_US
+    assert bench.turn() == []
+    bench.now_us = STALL_US
+    answer = finished(bench.turn())["r"]
+    assert (answer.reason, answer.status) == (EndReason.TIMEOUT, 503)
+    assert answer.text == "worker d made no progress for 10 s"
+    assert [
+        r.fields["worker"] for r in bench.records if r.event is LogEvent.WORKER_SUSPECT
+    ] == ["d"]
+
+
+def test_a_suspect_worker_gets_nothing_new_until_it_has_answered_for_everything() -> None:
+    bench = CoreBench(joined(B, Role.BOTH, COUNTS), joined(B2, Role.BOTH, (8, 6)))
+    bench.turn(submitted("r", 8, 4))
+    bench.now_us = STALL_US
+    bench.turn()
+    assert bench.worker(B).is_suspect
+    bench.turn(submitted("next", 8, 4))
+    assert bench.worker(B2).seats[Row(0)].request.request_id == "next"
+    # Answers to the first plan only: the withdrawal is not seen yet.
+    bench.turn(report(B, 1, chunks={0: 8}))
+    assert bench.worker(B).is_suspect and bench.free(B) != list(COUNTS)
+    bench.turn(report(B, 2))
+    assert not bench.worker(B).is_suspect and bench.free(B) == list(COUNTS)
+    bench.turn(submitted("third", 8, 4))
+    assert bench.worker(B).seats[Row(1)].request.request_id == "third"
+
+
+def test_a_stalled_worker_that_dies_takes_its_pages_with_it() -> None:
+    bench = pair()
+    reach(bench, Phase.PREFILLING)
+    bench.now_us = STALL_US
+    bench.turn()
+    bench.turn(lost(P))
+    assert bench.core.is_idle
+    bench.turn(joined(P, Role.PREFILL, COUNTS, incarnation=2))
+    assert bench.free(P) == list(COUNTS) and not bench.worker(P).is_suspect
+
+
+def test_a_prompt_that_waits_for_a_decode_worker_is_no_debt_of_its_prefill_worker() -> None:
+    bench = pair()
+    bench.hand_over("first", 40, 8)
+    bench.turn(report(P, bench.worker(P).seq))
+    bench.prefill("waits", 16, 20)
+    for step in range(1, 5):
+        bench.now_us = step * STALL_US * 9 // 10
+        bench.turn(report(D, bench.worker(D).seq, tokens={0: 1}))
+    assert not bench.worker(P).is_suspect
+    assert bench.phase("waits") is Phase.HANDING_OFF
+
+
+def test_finished_prompts_end_when_every_decode_worker_that_fits_them_stalls() -> None:
+    bench = CoreBench(
+        joined(P, Role.PREFILL, COUNTS),
+        joined(D, Role.DECODE, COUNTS),
+        joined(D2, Role.DECODE, (3, 3)),
+    )
+    bench.hand_over("first", 40, 8)
+    bench.turn(report(P, bench.worker(P).seq))
+    bench.prefill("waits", 16, 20)
+    bench.now_us = STALL_US
+    assert sorted(finished(bench.turn())) == ["first", "waits"]
+
+
+def test_those_that_only_a_stalled_worker_could_run_do_not_block_the_queue() -> None:
+    bench = CoreBench(
+        joined(B, Role.BOTH, (20,), FULL_ONLY, rows=1),
+        joined(B2, Role.BOTH, (5,), FULL_ONLY, rows=1),
+    )
+    bench.turn(submitted("r", 60, 4), submitted("large", 60, 4), submitted("small", 8, 4))
+    assert bench.phase("small") is Phase.WAITING
+    bench.now_us = STALL_US
+    assert sorted(finished(bench.turn())) == ["large", "r"]
+    assert bench.phase("small") is Phase.PREFILLING
+
+
+def test_a_worker_that_owed_nothing_for_long_is_given_its_full_time() -> None:
+    bench = pair()
+    bench.now_us = 10 * STALL_US
+    bench.turn(submitted("r", 8, 4))
+    bench.now_us += STALL_US - 1
+    bench.turn()
+    assert not bench.worker(P).is_suspect and bench.phase("r") is Phase.PREFILLING
+
+
+def test_pages_that_drain_on_a_silent_worker_make_it_suspect_and_never_come_back_by_time() -> (
+    None
+):
+    bench = pair()
+    reach(bench, Phase.PREFILLING)
+    bench.turn(cancelled("r"))
+    for step in range(1, 5):
+        bench.now_us = step * STALL_US
+        bench.turn()
+    assert bench.worker(P).is_suspect
+    assert bench.draining(P) == [4, 2]
+    assert RequestId("r") not in bench.core.fleet.requests
