@@ -15,6 +15,7 @@ def card_of(
     bos_token: str | None = None,
     eos_tokens: tuple[str, ...] = (),
     name: str = "tiny",
+    context: int = CONTEXT,
 ) -> ModelCard:
     """A card; a begin token is one that prompts begin with."""
     vocabulary = tokenizer.get_vocab()
@@ -22,7 +23,7 @@ def card_of(
         name=name,
         family="llama",
         vocab_size=tokenizer.get_vocab_size(),
-        context=CONTEXT,
+        context=context,
         tokenizer_json=tokenizer.to_str().encode(),
         chat_template=chat_template,
         bos_id=None if bos_token is None else vocabulary[bos_token],

@@ -1,0 +1,100 @@
+"""Errors as OpenAI's API gives them: a JSON object, and the HTTP status that fits."""
+
+import math
+
+import msgspec
+
+from tidegate.clients.errors import (
+    ClientError,
+    RequestFailed,
+    RequestRefused,
+    ServerLost,
+    TextUnavailable,
+)
+
+RETRY_AFTER_MS = 1000  # What a client is told to wait when nobody knows better.
+
+
+class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The `error` object. The fields from `pool` on are ours: where a limit was met."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    pool: str = ""
+    needed: int = 0
+    limit: int = 0
+    role: str = ""
+    worker: str = ""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorFields
+
+
+class ApiError(Exception):
+    """Ends a request with an error response, or with an error event if it was streaming."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_ms: int = 0,
+        refused: RequestRefused | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+        self.fields = ErrorFields(
+            message=message,
+            type=error_type(status),
+            param=param,
+            code=code,
+            pool=refused.pool if refused else "",
+            needed=refused.needed if refused else 0,
+            limit=refused.limit if refused else 0,
+            role=refused.role if refused else "",
+            worker=refused.worker if refused else "",
+        )
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.fields))
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`Retry-After` in whole seconds for those who may try again."""
+        if self.status not in (429, 503):
+            return []
+        seconds = math.ceil((self.retry_after_ms or RETRY_AFTER_MS) / 1000)
+        return [(b"retry-after", str(seconds).encode())]
+
+
+def error_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def from_client_error(error: ClientError) -> ApiError:
+    """What the client library could not do, for the HTTP client."""
+    match error:
+        case RequestRefused():
+            return ApiError(
+                error.status,
+                error.text,
+                code=error.code,
+                retry_after_ms=error.retry_after_ms,
+                refused=error,
+            )
+        case RequestFailed():
+            return ApiError(error.status, error.text, code=error.code)
+        case ServerLost():
+            return ApiError(503, str(error), code="server_lost")
+        case TextUnavailable():
+            return ApiError(503, str(error), code="not_ready")
+        case _:
+            return ApiError(500, str(error), code="internal_error")
