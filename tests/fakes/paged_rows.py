@@ -81,6 +81,13 @@ class PagedRows:
                     self.store.tensor(number, tensor)[page].copy_(old)
         return copy
 
+    def drop(self, row: PagedRow) -> None:
+        """Give back and poison all pages of the row."""
+        for number, pages in enumerate(row.pages):
+            self.store.poison(number, list(pages.values()))
+            self.free[number].extend(pages.values())
+            pages.clear()
+
     def held(self, row: PagedRow) -> list[int]:
         """How many pages the row holds in each group."""
         return [len(pages) for pages in row.pages]
