@@ -6,7 +6,7 @@ Commands are gathered here, in the order of the decisions, until `Core.plan` ret
 from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import EndReason, PoolId, RequestId, Stop, Ticket, Usage, WorkerId
+from tidegate.ipc.protocol import EndReason, RequestId, Stop, Ticket, Usage, WorkerId
 from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg, Lengths, floors, keeps_windows
 from tidegate.kvcache.layout import Pages, Tokens
@@ -47,9 +47,6 @@ class Fleet:
 
     def healthy(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if not worker.is_suspect]
-
-    def worker_of_pool(self, pool: PoolId) -> Worker | None:
-        return next((w for w in self.workers.values() if w.pool == pool), None)
 
     def new_ticket(self) -> Ticket:
         self.next_ticket += 1

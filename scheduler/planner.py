@@ -273,23 +273,28 @@ def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
 
 
 def _note_wait(fleet: Fleet, request: Request, workers: list[Worker], leg: Leg) -> None:
-    """Record what the request waits for, when that has changed."""
-    reason, short = _wait_reason(fleet, request, workers, leg)
-    if reason != request.wait_reason:
-        request.wait_reason = reason
-        fleet.record(LogEvent.REQUEST_WAITS, request, reason=reason, pages_short=short)
+    """Record what the request waits for, when that has changed.
 
-
-def _wait_reason(
-    fleet: Fleet, request: Request, workers: list[Worker], leg: Leg
-) -> tuple[str, int]:
+    The same kind of thing on another worker is no change: which one is the roomiest may be
+    another in each plan.
+    """
     if not workers:
-        return "a decode worker must take the prompts that are finished", 0
-    worker = max(workers, key=lambda w: w.books.available(0))
+        kind, worker_id, pages = "a decode worker for the prompts that are finished", None, 0
+    else:
+        worker = max(workers, key=lambda w: w.books.available(0))
+        kind, pages = _lack(fleet, request, worker, leg)
+        worker_id = worker.worker_id
+    if kind != request.waits_for:
+        request.waits_for = kind
+        fleet.record(
+            LogEvent.REQUEST_WAITS, request, reason=kind, worker=worker_id, pages_short=pages
+        )
+
+
+def _lack(fleet: Fleet, request: Request, worker: Worker, leg: Leg) -> tuple[str, int]:
     if not worker.rows_free:
-        return f"a row of worker {worker.worker_id}", 0
+        return "a row", 0
     short = fleet.shortage_now(worker, leg, request.lengths)
-    if short is None:
-        return "a decode worker must take the prompts that are finished", 0
+    assert short is not None, "a request waits for a worker that has room for it"
     group, pages = short
-    return f"pages of the {worker.layout.groups[group].name} pool of {worker.worker_id}", pages
+    return f"pages of the {worker.layout.groups[group].name} pool", pages

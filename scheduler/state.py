@@ -175,7 +175,7 @@ class Request:
         self.target: Seat | None = None
         self.output_count = 0
         self.ticket: Ticket | None = None
-        self.wait_reason = ""
+        self.waits_for = ""  # As it was last recorded.
         self.bytes_moved = 0
         self.bytes_saved = 0
         self.pages_peak: dict[str, int] = {}

@@ -47,10 +47,10 @@ def started(commands: list[Command], worker: WorkerId) -> list[str]:
     ]
 
 
-def waits(bench: CoreBench, name: str) -> list[tuple[object, object]]:
-    """What the request was recorded to wait for, and how many pages were short."""
+def waits(bench: CoreBench, name: str) -> list[tuple[object, object, object]]:
+    """What the request was recorded to wait for, where, and how many pages were short."""
     return [
-        (record.fields["reason"], record.fields["pages_short"])
+        (record.fields["reason"], record.fields["worker"], record.fields["pages_short"])
         for record in bench.records
         if record.event is LogEvent.REQUEST_WAITS and record.request_id == name
     ]
@@ -118,7 +118,7 @@ def test_a_prompt_is_admitted_only_with_pages_for_all_of_it_and_nobody_overtakes
     bench.turn(submitted("runs", 20, 5))
     bench.turn(submitted("large", 20, 5), submitted("small", 4, 1))
     assert bench.phase("large") is Phase.WAITING and bench.phase("small") is Phase.WAITING
-    assert waits(bench, "large") == [("pages of the full pool of b", 2)]
+    assert waits(bench, "large") == [("pages of the full pool", "b", 2)]
     bench.turn(cancelled("runs"))
     commands = bench.turn(report(B, bench.worker(B).seq))
     assert started(commands, B) == ["large", "small"]
@@ -130,10 +130,10 @@ def test_what_a_request_waits_for_is_recorded_once_and_again_when_it_changes() -
     bench.turn(submitted("r", 20, 5))
     for _ in range(3):
         bench.turn()
-    assert waits(bench, "r") == [("a row of worker b", 0)]
+    assert waits(bench, "r") == [("a row", "b", 0)]
     bench.turn(cancelled("b"))
     bench.turn(report(B, bench.worker(B).seq))
-    assert waits(bench, "r")[1:] == [("pages of the full pool of b", 2)]
+    assert waits(bench, "r")[1:] == [("pages of the full pool", "b", 2)]
 
 
 def test_pages_beyond_the_reserve_are_taken_only_if_nobody_was_promised_them() -> None:
@@ -167,7 +167,7 @@ def test_finished_prompts_get_their_decode_worker_in_the_order_of_rank() -> None
     bench.turn(report(P, bench.worker(P).seq))
     bench.prefill("low", 8, 8)
     bench.prefill("high", 8, 30)
-    assert waits(bench, "low") == [("pages of the full pool of d", 4)]
+    assert waits(bench, "low") == [("pages of the full pool", "d", 4)]
     bench.turn(submitted("highest", 8, 30, priority=1))
     row = bench.row_of("highest")
     done = report(
@@ -202,8 +202,8 @@ def test_prompts_wait_in_the_queue_while_too_many_finished_ones_wait_for_a_decod
     bench.prefill("waits", 8, 10)
     bench.turn(submitted("r", 8, 10), submitted("one", 8, 1))
     assert bench.phase("r") is Phase.WAITING
-    reason = "a decode worker must take the prompts that are finished"
-    assert waits(bench, "r") == [(reason, 0)]
+    reason = "a decode worker for the prompts that are finished"
+    assert waits(bench, "r") == [(reason, None, 0)]
     last = report(D, bench.worker(D).seq, tokens={0: 9}, ended={0: EndReason.LENGTH})
     bench.turn(last)
     bench.turn(report(D, bench.worker(D).seq))
