@@ -70,13 +70,13 @@ def add_engine(parser: Parser) -> None:
     )
     engine.add_argument(
         "--threads",
-        type=values.count,
+        type=values.thread_count,
         metavar="N",
         help="threads of each worker on cpu (default: the cores, shared among the workers)",
     )
     engine.add_argument(
         "--max-running",
-        type=values.count,
+        type=values.row_count,
         metavar="N",
         default=DEFAULT_RUNNING_COUNT,
         help=f"requests that a worker runs at once (default {DEFAULT_RUNNING_COUNT})",

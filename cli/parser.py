@@ -8,11 +8,18 @@ from typing import NoReturn
 USAGE_STATUS = 2  # The exit status of a command whose options are wrong.
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the description's lines, and has room for the longest options."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
 class Parser(argparse.ArgumentParser):
     """Takes options by their whole names only, so that a new option breaks no script."""
 
     def __init__(self, **settings: object) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **settings)  # type: ignore[arg-type]  # passed on
 
     def error(self, message: str) -> NoReturn:

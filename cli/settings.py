@@ -169,10 +169,12 @@ def threads_per_worker(worker_count: int) -> int:
 
 
 def log_file(chosen: Path | None) -> Path:
-    """The file that log lines go to, which can be appended to; its folder is made."""
+    """The file that log lines go to, which can be appended to. Only the default's folder is
+    made: a typing error makes no folders."""
     path = default_log_file() if chosen is None else chosen.absolute()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if chosen is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab"):
             pass
     except OSError as error:

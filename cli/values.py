@@ -11,6 +11,8 @@ from pathlib import Path
 from tidegate.kvcache.layout import DTYPE_BYTES, PAGE_TOKENS_MAX
 
 COUNT_MAX = 2**31 - 1
+THREAD_COUNT_MAX = 1024
+ROW_COUNT_MAX = 65_536
 BYTES_MAX = 2**50
 SECONDS_MAX = 7 * 24 * 3600.0
 DTYPES = tuple(name for name in DTYPE_BYTES if name != "float16")
@@ -36,6 +38,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def count(text: str) -> int:
     """A whole number from 1 to `COUNT_MAX`."""
     return _whole(text, 1, COUNT_MAX)
+
+
+def thread_count(text: str) -> int:
+    return _whole(text, 1, THREAD_COUNT_MAX)
+
+
+def row_count(text: str) -> int:
+    """How many requests a worker runs at once."""
+    return _whole(text, 1, ROW_COUNT_MAX)
 
 
 def page_tokens(text: str) -> int:

@@ -99,8 +99,11 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=rf"^--log: .*{tmp_path}: Is a directory"):
         worker("--log", str(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingError, match=r"^--log: .*Not a directory|^--log: .*File exists"):
+    with pytest.raises(SettingError, match=r"^--log: .*Not a directory"):
         worker("--log", str(tmp_path / "file" / "log.jsonl"))
+    with pytest.raises(SettingError, match=r"^--log: .*No such file or directory"):
+        worker("--log", str(tmp_path / "missing" / "log.jsonl"))
+    assert not (tmp_path / "missing").exists()
 
 
 def test_the_default_log_is_in_the_state_folder(
