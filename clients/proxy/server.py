@@ -95,11 +95,17 @@ async def _main(settings: ProxySettings, log: Log) -> int:
     if settings.lifeline_fd is not None:
         token = trio.lowlevel.current_trio_token()
         watch_lifeline(settings.lifeline_fd, partial(_parent_ended, token, stop))
+    failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_at_signals, stop)
-        status = await serve_proxy(settings, log, stop)
+        try:
+            await serve_proxy(settings, log, stop)
+        except (ConnectFailed, OSError) as error:
+            failure = error  # Out of the nursery it would come as an exception group.
         nursery.cancel_scope.cancel()
-    return status
+    if failure is not None:
+        raise failure
+    return stop.status
 
 
 async def _stop_at_signals(stop: Stop) -> None:
