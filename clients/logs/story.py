@@ -1,5 +1,6 @@
 """`tidegate logs story`: everything that a log tells of one request, in order of time."""
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from tidegate.ipc.log_events import LogEvent
 
 NAMES_SHOWN_MAX = 10
 ID_FIELDS = ("request_id", "client_request_id", "http_id")
+# The proxy's answers are called KIND-HTTP_ID-REQUEST_ID.
+_ANSWER_ID = re.compile(r"(?:chat)?cmpl-(?:[0-9a-f]{16}-(?=.))?")
 _HEAD = frozenset({"time", "level", "process", "pid", "event", "request_id"})
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -50,8 +53,8 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def tell(path: Path, name: str) -> Story:
-    """The story of the request called `name`: its id in the log, the client's or the HTTP
-    answer's, in full or a beginning that no other has.
+    """The story of the request called `name`: its id in the log, the client's, the HTTP
+    answer's or its x-request-id, in full or a beginning that no other has.
 
     Raises `NoSuchRequest` and `LogFileError`.
     """
@@ -78,18 +81,19 @@ def tell(path: Path, name: str) -> Story:
 
 def find_request(path: Path, name: str) -> str:
     """The id, in the log, of the request that `name` means. Raises as `tell`."""
-    if not name:
+    sought = name[match.end() :] if (match := _ANSWER_ID.match(name)) else name
+    if not sought:
         raise NoSuchRequest("a request's id is needed")
     exact: dict[str, None] = {}
     beginning: dict[str, None] = {}
-    for head, fields in _lines_with(path, name, LineCount()):
+    for head, fields in _lines_with(path, sought, LineCount()):
         if head.request_id is None:
             continue
         for field in ID_FIELDS:
             value = fields.get(field)
-            if value == name:
+            if value == sought:
                 exact[head.request_id] = None
-            elif isinstance(value, str) and value.startswith(name):
+            elif isinstance(value, str) and value.startswith(sought):
                 beginning[head.request_id] = None
     found = list(exact or beginning)
     if len(found) == 1:

@@ -60,12 +60,20 @@ def log(tmp_path: Path) -> Path:
                     "scheduler",
                     "request_received",
                     "e1-1",
-                    client_request_id="cmpl-aaa",
+                    client_request_id="mine",
                     max_tokens=None,
                 ),
                 line(1_000_100, "scheduler", "request_received", "e1-12", client="c2"),
                 line(1_000_500, "scheduler", "request_accepted", "e1-1", prompt_tokens=1200),
                 b"not ours, though it names e1-1\n",
+                line(
+                    1_742_900,
+                    "proxy",
+                    "http_request",
+                    "e1-1",
+                    http_id="0123456789abcdef",
+                    status=200,
+                ),
                 line(1_742_500, "scheduler", "request_finished", "e1-1", **FINISHED),
                 # Written late by another process, and yet earlier in time.
                 line(1_000_900, "prefill-0", "row_started", "e1-1", row=0),
@@ -94,11 +102,24 @@ def test_a_story_has_all_lines_of_one_request_in_order_of_time(log: Path) -> Non
         (500, "scheduler", "request_accepted"),
         (900, "prefill-0", "row_started"),
         (742_500, "scheduler", "request_finished"),
+        (742_900, "proxy", "http_request"),
     ]
     assert story.counted.foreign == 1
 
 
-@pytest.mark.parametrize("name", ["e1-1", "cmpl-aaa", "cmpl-"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "e1-1",
+        "mine",
+        "mi",
+        "0123456789abcdef",
+        "01234",
+        "cmpl-0123456789abcdef-e1-1",
+        "chatcmpl-0123456789abcdef-e1-1",
+        "cmpl-0123",
+    ],
+)
 def test_a_request_is_found_by_its_ids_and_their_beginnings(log: Path, name: str) -> None:
     assert tell(log, name).request_id == "e1-1"
 
@@ -113,7 +134,7 @@ def test_an_ambiguous_beginning_lists_the_requests(log: Path) -> None:
         tell(log, "e1-")
 
 
-@pytest.mark.parametrize("name", ["e9", "length", "aaa", "", '"', "\\"])
+@pytest.mark.parametrize("name", ["e9", "length", "ine", "", '"', "\\", "cmpl-"])
 def test_a_name_that_means_nothing_is_an_error(log: Path, name: str) -> None:
     with pytest.raises(NoSuchRequest):
         tell(log, name)
@@ -124,10 +145,11 @@ def test_the_text_tells_phases_pages_and_bytes(log: Path) -> None:
     assert text == (
         "request e1-1, from 2026-01-02 03:04:01.000 UTC\n"
         "\n"
-        "    +0 us  scheduler  request_received  client_request_id=cmpl-aaa\n"
+        "    +0 us  scheduler  request_received  client_request_id=mine\n"
         "  +500 us  scheduler  request_accepted  prompt_tokens=1200\n"
         "  +900 us  prefill-0  row_started       row=0\n"
         "+742.5 ms  scheduler  request_finished  reason=length\n"
+        "+742.9 ms  proxy      http_request      http_id=0123456789abcdef status=200\n"
         "\n"
         "Ended by length\n"
         "\n"
@@ -139,7 +161,7 @@ def test_the_text_tells_phases_pages_and_bytes(log: Path) -> None:
         "  in all         742.5 ms\n"
         "  pages at most            full 76, window 65\n"
         "\n"
-        "7 lines read; 1 cut or not of tidegate, and skipped"
+        "8 lines read; 1 cut or not of tidegate, and skipped"
     )
 
 
