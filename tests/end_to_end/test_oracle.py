@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from end_to_end.serving import serve
-from oracle.fixtures import Case, oracle
+from oracle.cases import Case, oracle
 from tidegate import AsyncClient
 
 MARGIN_MAX = 1e-3  # Where the two best logits are closer, either may come first.
