@@ -14,9 +14,15 @@ from tidegate.clients.connection import (
     open_connection,
 )
 from tidegate.clients.endpoint_default import default_endpoint
-from tidegate.clients.errors import ClientError, ServerLost, TextUnavailable
+from tidegate.clients.errors import (
+    ClientError,
+    ConnectFailed,
+    ServerLost,
+    TextUnavailable,
+)
 from tidegate.clients.generation import Generation, Prepared, Result
 from tidegate.clients.options import Filled, Options
+from tidegate.ipc.endpoints import EndpointError
 from tidegate.ipc.protocol import ModelCard, Status
 
 if TYPE_CHECKING:
@@ -47,9 +53,11 @@ class AsyncClient:
         self._tokeniser_turn = trio.Lock()
 
     async def __aenter__(self) -> Self:
-        self._opening = open_connection(
-            self._endpoint or default_endpoint(), self._connect_ms_max, self._silence_ms_max
-        )
+        try:
+            endpoint = self._endpoint or default_endpoint()
+        except EndpointError as error:
+            raise ConnectFailed(str(error)) from None
+        self._opening = open_connection(endpoint, self._connect_ms_max, self._silence_ms_max)
         self._connection = await self._opening.__aenter__()
         return self
 

@@ -37,12 +37,13 @@ class ControlToken(msgspec.Struct, frozen=True):
 class Tokeniser:
     """A model's tokenizer. Building it takes up to a second or two: do it once, in a thread.
 
-    All methods may be called from several threads at a time.
+    All methods may be called from several threads at a time. `card` is the given one without
+    its tokenizer.json, which may have dozens of megabytes and is not needed any more.
     Raises `TokeniserError` when the card's tokenizer.json cannot be read.
     """
 
     def __init__(self, card: ModelCard) -> None:
-        self.card = card
+        self.card = msgspec.structs.replace(card, tokenizer_json=b"")
         try:
             self._tokenizer = _load(card.tokenizer_json)
         except Exception as error:  # The package raises bare `Exception`.

@@ -46,17 +46,27 @@ STATUS_NOT_STARTED = 2
 
 
 class Stop:
-    """Why the proxy is to end, once somebody says so."""
+    """Why the proxy is to end, once somebody says so.
 
-    def __init__(self) -> None:
+    `starting` is cancelled if that happens before the proxy serves.
+    """
+
+    def __init__(self, starting: trio.CancelScope | None = None) -> None:
         self.event = trio.Event()
         self.status = STATUS_OK
+        self._starting = starting
 
     def set(self, status: int) -> None:
         """The first call counts."""
         if not self.event.is_set():
             self.status = status
             self.event.set()
+            if self._starting is not None:
+                self._starting.cancel()
+
+    def note_serving(self) -> None:
+        """From now on the proxy sees to its end by itself."""
+        self._starting = None
 
 
 def run_proxy(settings: ProxySettings) -> int:
@@ -91,12 +101,12 @@ def raise_descriptor_limit() -> None:
 
 
 async def _main(settings: ProxySettings, log: Log) -> int:
-    stop = Stop()
-    if settings.lifeline_fd is not None:
-        token = trio.lowlevel.current_trio_token()
-        watch_lifeline(settings.lifeline_fd, partial(_parent_ended, token, stop))
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
+        stop = Stop(nursery.cancel_scope)
+        if settings.lifeline_fd is not None:
+            token = trio.lowlevel.current_trio_token()
+            watch_lifeline(settings.lifeline_fd, partial(_parent_ended, token, stop))
         nursery.start_soon(_stop_at_signals, stop)
         try:
             await serve_proxy(settings, log, stop)
@@ -146,6 +156,7 @@ async def serve_proxy(
                 no_more = trio.Event()
                 port: int = listener.getsockname()[1]
                 await nursery.start(_serve_http, app, listener, no_more, log)
+                stop.note_serving()
                 log.info(LogEvent.PROCESS_READY, port=port)
                 if on_listening is not None:
                     on_listening(port)

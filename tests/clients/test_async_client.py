@@ -465,6 +465,17 @@ async def test_the_default_endpoint_is_in_the_private_folder(
             pass
 
 
+async def test_a_default_folder_that_others_may_enter_is_told(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEGATE_ENDPOINT", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(socket_folder))
+    (socket_folder / "tidegate").mkdir(mode=0o755)
+    with pytest.raises(ConnectFailed, match="open to other users"):
+        async with AsyncClient():
+            pass
+
+
 def test_the_library_is_light() -> None:
     """Who reads ids needs neither the tokenizer's package nor the template's."""
     code = (

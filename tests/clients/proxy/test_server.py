@@ -62,7 +62,8 @@ async def exit_status(process: subprocess.Popen[str], seconds: float) -> int:
 
 
 def log_lines(folder: Path) -> list[str]:
-    return (folder / "log").read_text().splitlines()
+    log = folder / "log"
+    return log.read_text().splitlines() if log.exists() else []
 
 
 async def wait_ready(http: httpx.AsyncClient) -> None:
@@ -150,6 +151,17 @@ async def test_the_end_of_the_parent_ends_it(scheduler: FakeScheduler, tmp_path:
             os.close(write_end)
             assert await exit_status(process, 3) == STATUS_LOST
         assert "shutting_down" in lines[-1]
+
+
+async def test_a_signal_ends_it_while_it_waits_for_the_scheduler(tmp_path: Path) -> None:
+    endpoint, log = f"ipc://{tmp_path}/none.sock", str(tmp_path / "log")
+    with started(endpoint=endpoint, port=0, log=log) as process:
+        with trio.fail_after(10):
+            while not any("process_started" in line for line in log_lines(tmp_path)):
+                await trio.sleep(0.02)
+        await trio.sleep(0.1)
+        process.terminate()
+        assert await exit_status(process, 2) == STATUS_OK
 
 
 async def test_what_keeps_it_from_starting_is_told(
