@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -35,6 +36,7 @@ from tidegate.engine.checkpoint.registry import open_checkpoint
 from tidegate.engine.settings import WorkerSettings
 from tidegate.ipc.log import Log, configure
 from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.log_line import LogValue
 from tidegate.ipc.protocol import Role
 
 # Two workers whose threads spin at barriers would starve each other.
@@ -47,6 +49,7 @@ def run_server(arguments: argparse.Namespace) -> int:
     Raises `SettingError`, `CheckpointError` and `LogError` before anything is started.
     """
     log = configure("supervisor", str(log_file(arguments.log)))
+    log.info(LogEvent.SETTING, **_option_values(arguments))
     with open_run_folder(arguments.run_dir) as folder:
         client_endpoint = folder.endpoint(CLIENT_SOCKET)
         worker_endpoint = folder.endpoint(WORKER_SOCKET)
@@ -89,6 +92,15 @@ def run_server(arguments: argparse.Namespace) -> int:
                 ),
             ]
             return _run(specs, served, listener, log)
+
+
+def _option_values(arguments: argparse.Namespace) -> dict[str, LogValue]:
+    """Every option as it was given, or its default."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if value is None or isinstance(value, str | int | float | Path)
+    }
 
 
 def _workers(arguments: argparse.Namespace, endpoint: str) -> list[WorkerSettings]:
