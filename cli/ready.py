@@ -9,8 +9,8 @@ import msgspec
 from tidegate.clients.logs.words import bytes_text, columns
 from tidegate.ipc.protocol import PoolState, Role, Status
 
-# A base model only continues text: a list that it can go on with looks best.
-COMPLETION_PROMPT = "The days of the week are Monday, Tuesday,"
+# A base model only continues text, best of all a list.
+COMPLETION_PROMPT = "One, two, three, four,"
 CHAT_QUESTION = "What is the capital of France?"
 
 
