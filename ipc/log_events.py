@@ -25,6 +25,7 @@ class LogEvent(StrEnum):
     HANDOFF_STARTED = "handoff_started"
     HANDOFF_DONE = "handoff_done"
     DECODE_STARTED = "decode_started"
+    REQUEST_PREEMPTED = "request_preempted"
     REQUEST_CANCELLED = "request_cancelled"
     REQUEST_FINISHED = "request_finished"
     CLIENT_GONE = "client_gone"

@@ -131,6 +131,22 @@ def floors(layout: Layout, leg: Leg, lengths: Lengths) -> tuple[Pages, ...]:
     return tuple(floor_of(group, leg, lengths, flag) for group in layout.groups)
 
 
+def first_reserves(layout: Layout, leg: Leg, lengths: Lengths) -> tuple[Pages, ...]:
+    """What a leg is promised when it begins, for each group in the layout's order.
+
+    A prompt never stops half way for pages: it is promised its floor. Decode is promised one
+    position beyond the prompt in groups that keep everything, and grows page by page from
+    there; where old pages are given back its floor has a bound, and is promised.
+    """
+    if leg is Leg.SOURCE:
+        return floors(layout, leg, lengths)
+    begun = Tokens(min(lengths.end, lengths.prompt + 1))
+    return tuple(
+        group.pages(begun) if isinstance(group.reach, All) else floor
+        for group, floor in zip(layout.groups, floors(layout, leg, lengths), strict=True)
+    )
+
+
 def targets(layout: Layout, leg: Leg, lengths: Lengths, pace: Pace) -> tuple[Pages, ...]:
     """What full speed uses, for each group: the largest target of the leg's phases."""
     whole_prompt = keeps_windows(leg, layout.swa_only_transfer)

@@ -19,13 +19,15 @@ from tidegate.scheduler.state import Request
 def deadline_us(request: Request, settings: CoreSettings) -> int:
     """When the request has waited too long."""
     own_us = request.own_deadline_us
+    if request.times.first_token_us is not None:
+        own_us = None
     if own_us is not None and request.phase is Phase.WAITING:
         return own_us
     limit_us = settings.queue_timeout_us
     if _worker_owing(request) is not None:
         limit_us = settings.stall_timeout_us
     due_us = request.since_us + limit_us
-    if own_us is not None and request.times.first_token_us is None:
+    if own_us is not None:
         due_us = min(due_us, own_us)
     return due_us
 
@@ -52,7 +54,7 @@ def _worker_owing(request: Request) -> str | None:
     seat = request.source if request.target is None else request.target
     if seat is None or seat.is_ended:
         return None
-    is_asked = seat.chunk_until is not None or seat.settled >= request.lengths.prompt
+    is_asked = seat.chunk_until is not None or seat.settled >= seat.lengths.prompt
     is_pulling = request.ticket is not None
     return seat.worker.worker_id if is_asked or is_pulling else None
 

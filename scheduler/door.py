@@ -12,7 +12,7 @@ import msgspec
 from tidegate.ipc.protocol import Role
 from tidegate.kvcache.demand import Leg, Lengths, floors
 from tidegate.kvcache.layout import Tokens
-from tidegate.scheduler.state import Worker
+from tidegate.scheduler.state import Request, Worker
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -62,6 +62,42 @@ def whole_workers(workers: Iterable[Worker], lengths: Lengths) -> list[Worker]:
 
 def of_role(workers: Iterable[Worker], role: Role) -> list[Worker]:
     return [worker for worker in workers if worker.role is role]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Workers on any of which a leg of these lengths fits, when nothing else is there."""
+
+    leg: Leg
+    lengths: Lengths
+    workers: tuple[Worker, ...]
+
+
+def holding(workers: Iterable[Worker], leg: Leg, lengths: Lengths) -> list[Worker]:
+    """Those of the workers whose pools hold the leg."""
+    return [worker for worker in workers if shortage(worker, leg, lengths) is None]
+
+
+def admission_choices(workers: Sequence[Worker], request: Request) -> list[Choice]:
+    """Where the request may begin, or begin anew, in order of preference. None if nowhere.
+
+    A request that begins anew has its tokens so far in its prompt, which may by now be too
+    long for every prefill worker. Its decode worker holds it by the door's check, and every
+    worker can run prefill chunks: then it runs there from beginning to end.
+    """
+    lengths = request.remaining
+    choices = [Choice(Leg.WHOLE, lengths, tuple(_whole(workers, lengths)))]
+    if lengths.output > 1 and holding(of_role(workers, Role.DECODE), Leg.TARGET, lengths):
+        sources = holding(of_role(workers, Role.PREFILL), Leg.SOURCE, lengths)
+        choices.append(Choice(Leg.SOURCE, lengths, tuple(sources)))
+    choices = [choice for choice in choices if choice.workers]
+    if not choices and request.output_count > 0:
+        decoders = holding(of_role(workers, Role.DECODE), Leg.WHOLE, lengths)
+        choices = [Choice(Leg.WHOLE, lengths, tuple(decoders))] if decoders else []
+    return choices
+
+
+def _whole(workers: Iterable[Worker], lengths: Lengths) -> list[Worker]:
+    return holding(whole_workers(workers, lengths), Leg.WHOLE, lengths)
 
 
 def admit_max_tokens(

@@ -3,13 +3,13 @@
 Commands are gathered here, in the order of the decisions, until `Core.plan` returns them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, RequestId, Stop, Ticket, Usage, WorkerId
 from tidegate.kvcache.books import run_starts
-from tidegate.kvcache.demand import Leg, Lengths, floors, keeps_windows
-from tidegate.kvcache.layout import Pages, Tokens
+from tidegate.kvcache.demand import Leg, Lengths, first_reserves, keeps_windows
+from tidegate.kvcache.layout import All, Pages, Tokens
 from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase
@@ -53,25 +53,24 @@ class Fleet:
         return Ticket(self.next_ticket)
 
     def sit(
-        self, request: Request, worker: Worker, leg: Leg, first_query: Tokens
+        self, request: Request, worker: Worker, leg: Leg, lengths: Lengths, first_query: Tokens
     ) -> Seat | None:
-        """Give the request a row and its floor of pages on the worker, all or nothing.
+        """Give the request a row and its first reserve of pages, all or nothing.
 
         `first_query` is the first position that its row feeds there; page runs begin with what
         that query reads, but for a hand-off that moves the whole prompt.
         """
-        if not worker.rows_free:
+        if not worker.rows_free or self.shortage_now(worker, leg, lengths) is not None:
             return None
         layout = worker.layout
         keeps = keeps_windows(leg, layout.swa_only_transfer)
         holding = worker.books.open(
-            floors(layout, leg, request.lengths),
+            first_reserves(layout, leg, lengths),
             run_starts(layout.groups, first_query, keeps_windows=keeps),
             keeps_windows=keeps,
         )
-        if holding is None:
-            return None
-        seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg)
+        assert holding is not None, "what is available can be promised"
+        seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg, lengths)
         worker.seats[seat.row] = seat
         return seat
 
@@ -96,6 +95,33 @@ class Fleet:
         if request.target is seat:
             request.target = None
 
+    def void_pull(self, request: Request) -> None:
+        """The pull under way, if any, is of no use: its target's pages are withdrawn."""
+        if request.ticket is not None:
+            assert request.target is not None
+            del request.target.worker.tickets[request.ticket]
+            request.ticket = None
+            self.leave(request.target)
+
+    def leave_all(self, request: Request) -> None:
+        """The request has no place on any worker any more."""
+        if request in self.awaiting_target:
+            self.awaiting_target.remove(request)
+        self.void_pull(request)
+        for seat in tuple(request.seats):
+            self.leave(seat)
+
+    def await_target(self, request: Request) -> None:
+        """The request's prompt is finished, and it waits for a destination."""
+        self.awaiting_target.append(request)
+        self.awaiting_target.sort(key=lambda waiting: waiting.rank)
+
+    def requeue(self, request: Request, now_us: int) -> None:
+        """The request waits anew, with its rank and the tokens that it has brought."""
+        self.leave_all(request)
+        request.move(Phase.WAITING, now_us)
+        self.waiting.add(request)
+
     def finish(
         self,
         request: Request,
@@ -111,16 +137,9 @@ class Fleet:
         """
         if request.phase is Phase.WAITING:
             self.waiting.remove(request)
-        if request in self.awaiting_target:
-            self.awaiting_target.remove(request)
-        if request.ticket is not None:
-            assert request.target is not None
-            del request.target.worker.tickets[request.ticket]
-            request.ticket = None
         phase = request.phase
-        for seat in tuple(request.seats):
-            self.leave(seat)
-        request.move(Phase.FINISHED)
+        self.leave_all(request)
+        request.move(Phase.FINISHED, now_us)
         del self.requests[request.request_id]
         mine = self.by_client[request.client]
         del mine[request.request_id]
@@ -139,8 +158,19 @@ class Fleet:
     def shortage_now(
         self, worker: Worker, leg: Leg, lengths: Lengths
     ) -> tuple[int, Pages] | None:
-        """The group of the worker that lacks pages for this leg now, and how many."""
-        return worker.books.shortage(floors(worker.layout, leg, lengths))
+        """The group of the worker that lacks pages for this leg to begin, and how many.
+
+        A leg that will grow begins only where each row that grows could still take a page:
+        else the newcomer would soon give way again.
+        """
+        reserve = first_reserves(worker.layout, leg, lengths)
+        if leg is not Leg.SOURCE:
+            growing = sum(seat.may_grow for seat in worker.seats.values())
+            reserve = tuple(
+                Pages(pages + growing) if isinstance(group.reach, All) else pages
+                for group, pages in zip(worker.layout.groups, reserve, strict=True)
+            )
+        return worker.books.shortage(reserve)
 
     def check(self) -> None:
         """Assert every invariant of the state. Tests call it after each event."""
@@ -173,13 +203,7 @@ class Fleet:
         output_tokens: int,
     ) -> None:
         times = request.times
-        marks: Sequence[int | None] = (
-            times.received_us,
-            times.admitted_us,
-            times.prefilled_us,
-            times.decoding_us,
-            now_us,
-        )
+        spent = times.spent_us
         self.record(
             LogEvent.REQUEST_FINISHED,
             request,
@@ -190,25 +214,18 @@ class Fleet:
             max_tokens=request.lengths.output,
             cached_tokens=0,
             output_tokens=output_tokens,
-            queue_us=_stretch(marks, 0),
-            prefill_us=_stretch(marks, 1),
-            handoff_us=_stretch(marks, 2),
-            decode_us=_stretch(marks, 3),
+            queue_us=spent.get(Phase.WAITING),
+            prefill_us=spent.get(Phase.PREFILLING),
+            handoff_us=spent.get(Phase.HANDING_OFF),
+            decode_us=spent.get(Phase.DECODING),
             total_us=now_us - times.received_us,
             ttft_us=None
             if times.first_token_us is None
             else times.first_token_us - times.received_us,
             bytes_moved=request.bytes_moved,
             bytes_saved=request.bytes_saved,
-            preemptions=0,
+            preemptions=request.preemption_count,
+            restarts=request.restart_count,
             **{f"pages_{name}_peak": peak for name, peak in request.pages_peak.items()},
             **{f"{leg}_worker": worker for leg, worker in request.workers.items()},
         )
-
-
-def _stretch(marks: Sequence[int | None], index: int) -> int | None:
-    """Time from one mark to the next one that was reached; None if it was not reached."""
-    start = marks[index]
-    if start is None:
-        return None
-    return next(mark for mark in marks[index + 1 :] if mark is not None) - start

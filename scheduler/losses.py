@@ -1,8 +1,9 @@
 """What a worker takes with it when it is lost or makes no progress.
 
-1. The requests that have a place on it end.
-2. A request that no healthy worker could run to its end any more ends as well, at once: it
-   would wait for nothing, and those behind it with it.
+1. The requests that have a place on a lost worker begin anew elsewhere, a bounded number of
+   times; those on a worker without progress end.
+2. A request that no healthy worker could run to its end any more ends, at once: it would wait
+   for nothing, and those behind it with it.
 
 A worker without progress is *suspect*: it gets no new work until it has answered for all that
 it was sent. Its pages stay draining until then.
@@ -11,10 +12,13 @@ it was sent. Its pages stay draining until then.
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, PeerGone, Role, WorkerId
 from tidegate.kvcache.demand import Leg
-from tidegate.scheduler.door import find_refusal, of_role, shortage
+from tidegate.scheduler.deadlines import restart
+from tidegate.scheduler.door import admission_choices, holding, of_role
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
-from tidegate.scheduler.state import Request, Worker
+from tidegate.scheduler.state import Request, Seat, Worker
+
+RESTART_COUNT_MAX = 3
 
 
 def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> None:
@@ -23,12 +27,13 @@ def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> 
     if worker is None:
         return
     text = f"worker {worker_id} is gone: {reason}"
-    fleet.end_all((seat.request for seat in worker.seats.values()), now_us, text)
+    for seat in tuple(worker.seats.values()):
+        _begin_anew(fleet, seat, now_us, text)
     del fleet.workers[worker_id]
     for other in fleet.workers.values():
         if other.role is Role.DECODE and worker.role is Role.PREFILL:
             other.add(PeerGone(worker.pool, worker.incarnation))
-    end_homeless(fleet, now_us)
+    end_homeless(fleet, now_us, f"{text}, and no other could run it")
 
 
 def suspect_stalled(fleet: Fleet, now_us: int) -> None:
@@ -48,24 +53,37 @@ def suspect_stalled(fleet: Fleet, now_us: int) -> None:
         for seat in tuple(worker.seats.values()):
             fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)
     if stalled:
-        end_homeless(fleet, now_us)
+        end_homeless(fleet, now_us, "the workers that could run it make no progress")
 
 
-def end_homeless(fleet: Fleet, now_us: int) -> None:
+def end_homeless(fleet: Fleet, now_us: int, text: str) -> None:
     """End what no healthy worker could run to its end."""
     healthy = fleet.healthy()
     homeless = [r for r in fleet.requests.values() if is_homeless(r, healthy)]
-    text = "the workers that could run it are gone, or make no progress"
     fleet.end_all(homeless, now_us, text)
 
 
 def is_homeless(request: Request, healthy: list[Worker]) -> bool:
     """Has the request still to find a worker, and none of these could ever hold it?"""
-    lengths = request.lengths
     if request.phase is Phase.WAITING:
-        return find_refusal(healthy, lengths) is not None
+        return not admission_choices(healthy, request)
     source = request.source
     if source is None or source.leg is Leg.WHOLE or request.target is not None:
         return False
-    targets = of_role(healthy, Role.DECODE)
-    return all(shortage(worker, Leg.TARGET, lengths) is not None for worker in targets)
+    return not holding(of_role(healthy, Role.DECODE), Leg.TARGET, source.lengths)
+
+
+def _begin_anew(fleet: Fleet, seat: Seat, now_us: int, text: str) -> None:
+    """A request whose worker is lost runs elsewhere, with the tokens that it has brought."""
+    request = seat.request
+    if request.restart_count >= RESTART_COUNT_MAX:
+        text = f"{text}; the request has begun anew {RESTART_COUNT_MAX} times already"
+        fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
+        return
+    request.restart_count += 1
+    if seat is request.target and request.phase is Phase.HANDING_OFF:
+        fleet.void_pull(request)
+        fleet.await_target(request)
+    else:
+        fleet.requeue(request, now_us)
+    restart(fleet, request, now_us)

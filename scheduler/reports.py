@@ -10,19 +10,20 @@ from tidegate.ipc.protocol import (
     ChunkDone,
     EndReason,
     FetchResult,
-    PageRun,
     RowEnd,
-    pack_ids,
 )
 from tidegate.kvcache.demand import Leg, demand
 from tidegate.kvcache.demand import Phase as DemandPhase
-from tidegate.kvcache.layout import All, Tokens
+from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.commands import EmitTokens, StartRow
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.events import Reported, RowFaulted, RowTokens
 from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.growth import cover_decode, page_runs
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat, Worker
+
+DECODE = DemandPhase.DECODE
 
 
 def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
@@ -73,13 +74,6 @@ def settle(fleet: Fleet, seat: Seat, position: Tokens) -> None:
             fleet.due.append(seat)
 
 
-def page_runs(seat: Seat) -> tuple[PageRun, ...]:
-    """The seat's page tables as they go into a `Start`."""
-    return tuple(
-        PageRun(table.first_position, pack_ids(table.ids)) for table in seat.holding.tables
-    )
-
-
 def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> None:
     seat = worker.seats.get(chunk.row)
     if seat is None:
@@ -101,12 +95,10 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
         until=chunk.until,
     )
     settle(fleet, seat, Tokens(chunk.until))
-    if seat.settled == request.lengths.prompt:
+    if seat.settled == seat.lengths.prompt:
         worker.prefilling.remove(seat)
-        request.times.prefilled_us = now_us
         if seat.leg is Leg.WHOLE:
-            request.move(Phase.DECODING)
-            request.times.decoding_us = now_us
+            request.move(Phase.DECODING, now_us)
             fleet.due.append(seat)
     restart(fleet, request, now_us)
 
@@ -122,12 +114,13 @@ def _tokens_sampled(
     count = request.output_count + row.count
     # A token is sampled once the one before it is fed: after the first, all of the prompt is.
     settled = Tokens(request.lengths.prompt + count - 1)
-    count_max = 1 if seat.leg is Leg.SOURCE else request.lengths.output
+    first_count = seat.lengths.prompt - request.lengths.prompt + 1
+    count_max = first_count if seat.leg is Leg.SOURCE else request.lengths.output
     is_decoding = seat.is_started and not seat.is_ended
     if (
         not is_decoding
         or not request.output_count < count <= count_max
-        or not request.lengths.prompt <= seat.settled <= settled <= seat.holding.covered
+        or not seat.lengths.prompt <= seat.settled <= settled <= seat.holding.covered
     ):
         _refuse_answer(fleet, seat, f"{row.count} tokens that it cannot have sampled", now_us)
         return
@@ -176,10 +169,9 @@ def _refuse_answer(fleet: Fleet, seat: Seat, what: str, now_us: int) -> None:
 def _await_target(fleet: Fleet, seat: Seat, now_us: int) -> None:
     request = seat.request
     seat.worker.books.close(seat.holding)
-    request.move(Phase.HANDING_OFF)
+    request.move(Phase.HANDING_OFF, now_us)
     fleet.record(LogEvent.PREFILL_DONE, request, worker=seat.worker.worker_id)
-    fleet.awaiting_target.append(request)
-    fleet.awaiting_target.sort(key=lambda waiting: waiting.rank)
+    fleet.await_target(request)
     restart(fleet, request, now_us)
 
 
@@ -194,13 +186,15 @@ def _fetch_ended(fleet: Fleet, worker: Worker, result: FetchResult, now_us: int)
         return
     del worker.tickets[result.ticket]
     request.ticket = None
-    request.bytes_moved = result.byte_count
+    request.bytes_moved += result.byte_count
+    saved = bytes_saved(request)
+    request.bytes_saved += saved
     fleet.record(
         LogEvent.HANDOFF_DONE,
         request,
         worker=worker.worker_id,
-        bytes_moved=request.bytes_moved,
-        bytes_saved=request.bytes_saved,
+        bytes_moved=result.byte_count,
+        bytes_saved=saved,
         busy_us=result.busy_us,
     )
     _start_decode(fleet, request, now_us)
@@ -210,15 +204,14 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
     source, seat = request.source, request.target
     assert source is not None and seat is not None
     fleet.leave(source)
-    request.move(Phase.DECODING)
-    request.times.decoding_us = now_us
-    worker, lengths, pace = seat.worker, request.lengths, fleet.settings.pace
+    request.move(Phase.DECODING, now_us)
+    worker, lengths, pace = seat.worker, seat.lengths, fleet.settings.pace
     seat.holding.keeps_windows = False
     worker.books.lower(
         seat.holding,
         [
-            demand(group, DemandPhase.DECODE, lengths, pace, whole_prompt=False).floor
-            for group in worker.layout.groups
+            min(reserve, demand(group, DECODE, lengths, pace, whole_prompt=False).floor)
+            for group, reserve in zip(worker.layout.groups, seat.holding.reserve, strict=True)
         ],
     )
     settle(fleet, seat, lengths.prompt)
@@ -238,28 +231,11 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
     fleet.record(LogEvent.DECODE_STARTED, request, worker=worker.worker_id)
 
 
-def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
-    """Take pages for the positions that a decoding row may feed next; returns what is new.
-
-    Sets `next_event`: the settled position at which the pages no longer cover all that the
-    row may run ahead. Until then neither reclaim nor growth is due.
-    """
-    books, holding, end = seat.worker.books, seat.holding, seat.request.lengths.end
-    ahead = fleet.settings.ahead_tokens
-    until = Tokens(min(end, seat.settled + ahead))
-    new: list[tuple[int, bytes]] = []
-    next_event = end
-    for index, group in enumerate(books.layout.groups):
-        table = holding.tables[index]
-        is_all = isinstance(group.reach, All)
-        pages = books.cover(holding, index, end if is_all else until, surplus=not is_all)
-        if pages:
-            new.append((index, pack_ids(pages)))
-        if is_all:
-            continue
-        if table.covered < until:
-            next_event = Tokens(seat.settled + 1)  # Pages were short: look again at once.
-        elif table.covered < end:
-            next_event = Tokens(min(next_event, table.covered - ahead + 1))
-    seat.next_event = next_event
-    return new
+def bytes_saved(request: Request) -> int:
+    """Bytes of the prompt's pages that need not be moved, since decode never reads them."""
+    seat = request.target
+    assert seat is not None
+    return sum(
+        (group.pages(seat.lengths.prompt) - table.page_count) * group.page_bytes
+        for group, table in zip(seat.worker.layout.groups, seat.holding.tables, strict=True)
+    )

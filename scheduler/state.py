@@ -125,30 +125,51 @@ class Seat:
     """
 
     def __init__(
-        self, request: "Request", worker: Worker, row: Row, holding: Holding, leg: Leg
+        self,
+        request: "Request",
+        worker: Worker,
+        row: Row,
+        holding: Holding,
+        leg: Leg,
+        lengths: Lengths,
     ) -> None:
         self.request = request
         self.worker = worker
         self.row = row
         self.holding = holding
         self.leg = leg
+        # What was left of the request when it began here or on its source: to its prompt
+        # belong the tokens that it had brought before.
+        self.lengths = lengths
         self.settled = Tokens(0)
         self.chunk_until: Tokens | None = None
         self.next_event = Tokens(0)
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
 
+    @property
+    def may_grow(self) -> bool:
+        """Does it decode here to its end, and so need a page now and then?"""
+        return self.leg is not Leg.SOURCE
+
+    @property
+    def is_starving(self) -> bool:
+        """It decodes, and no page holds the position that it would feed next."""
+        return self.settled < self.lengths.end and self.holding.covered <= self.settled
+
 
 class Times:
-    """When the phases of a request began, in microseconds; None while they have not."""
+    """How long a request was in each phase, in microseconds, and when its marks were."""
 
     def __init__(self, received_us: int) -> None:
         self.received_us = received_us
-        self.admitted_us: int | None = None
         self.first_token_us: int | None = None
-        self.prefilled_us: int | None = None
-        self.fetch_us: int | None = None
-        self.decoding_us: int | None = None
+        self.spent_us: dict[Phase, int] = {}
+        self._since_us = received_us
+
+    def leave(self, phase: Phase, now_us: int) -> None:
+        self.spent_us[phase] = self.spent_us.get(phase, 0) + now_us - self._since_us
+        self._since_us = now_us
 
 
 class Request:
@@ -178,6 +199,8 @@ class Request:
         self.waits_for = ""  # As it was last recorded.
         self.bytes_moved = 0
         self.bytes_saved = 0
+        self.preemption_count = 0
+        self.restart_count = 0  # Because a worker was lost.
         self.pages_peak: dict[str, int] = {}
         self.workers: dict[str, WorkerId] = {}
         self._phase = Phase.WAITING
@@ -186,8 +209,17 @@ class Request:
     def phase(self) -> Phase:
         return self._phase
 
-    def move(self, phase: Phase) -> None:
+    @property
+    def remaining(self) -> Lengths:
+        """What is left to run if it begins anew: its tokens so far belong to the prompt."""
+        return Lengths(
+            Tokens(self.lengths.prompt + self.output_count),
+            Tokens(self.lengths.output - self.output_count),
+        )
+
+    def move(self, phase: Phase, now_us: int) -> None:
         check_move(self._phase, phase)
+        self.times.leave(self._phase, now_us)
         self._phase = phase
 
     @property
@@ -200,11 +232,10 @@ class Request:
                 assert self.source is None and self.target is None and self.ticket is None
             case Phase.PREFILLING:
                 assert self.source is not None and self.target is None and self.ticket is None
-                assert self.output_count <= 1
             case Phase.HANDING_OFF:
                 assert self.source is not None and self.source.is_ended
                 assert (self.target is None) == (self.ticket is None)
-                assert self.output_count == 1
+                assert self.output_count >= 1
             case Phase.DECODING:
                 assert (self.source is None) != (self.target is None) and self.ticket is None
         assert self._phase is Phase.FINISHED or self.timer_us is not None, "no deadline"

@@ -1,0 +1,172 @@
+"""Placement: which worker a request gets, for its prompt and then for its tokens.
+
+The order of holding is the same for all: prefill pages, then decode pages. Both queues are
+served from the head while it fits.
+"""
+
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import Fetch, PullGroup, Role, pack_ids
+from tidegate.kvcache.books import run_starts
+from tidegate.kvcache.demand import Leg
+from tidegate.kvcache.layout import All, Tokens
+from tidegate.scheduler.commands import StartRow
+from tidegate.scheduler.deadlines import restart
+from tidegate.scheduler.door import Choice, admission_choices, holding, of_role
+from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.growth import page_runs
+from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.state import Request, Seat, Worker
+
+
+def assign_targets(fleet: Fleet, now_us: int) -> None:
+    """Give finished prompts a destination by rank; the first that must wait ends it."""
+    while fleet.awaiting_target:
+        request = fleet.awaiting_target[0]
+        assert request.source is not None
+        lengths = request.source.lengths
+        targets = holding(of_role(fleet.healthy(), Role.DECODE), Leg.TARGET, lengths)
+        seat = _sit_on_roomiest(
+            fleet, request, Choice(Leg.TARGET, lengths, tuple(targets)), lengths.prompt
+        )
+        if seat is None:
+            _note_wait(fleet, request, Choice(Leg.TARGET, lengths, tuple(targets)))
+            return
+        fleet.awaiting_target.pop(0)
+        request.target = seat
+        request.workers["decode"] = seat.worker.worker_id
+        _start_pull(fleet, request, seat)
+        restart(fleet, request, now_us)
+
+
+def admit_waiting(fleet: Fleet, now_us: int) -> None:
+    """Admit from the head of the queue while it fits; the first that must wait ends it."""
+    while (request := fleet.waiting.head()) is not None:
+        seat = _admit(fleet, request)
+        if seat is None:
+            return
+        fleet.waiting.remove(request)
+        request.source = seat
+        request.move(Phase.PREFILLING, now_us)
+        request.workers["prefill"] = seat.worker.worker_id
+        seat.worker.prefilling.append(seat)
+        seat.worker.prefilling.sort(key=lambda s: s.request.rank)
+        restart(fleet, request, now_us)
+        fleet.record(
+            LogEvent.REQUEST_ADMITTED,
+            request,
+            worker=seat.worker.worker_id,
+            leg=seat.leg.value,
+            output_tokens=request.output_count,
+            queue_us=request.times.spent_us[Phase.WAITING],
+        )
+
+
+def _admit(fleet: Fleet, request: Request) -> Seat | None:
+    healthy = fleet.healthy()
+    choices = admission_choices(healthy, request)
+    if len(fleet.awaiting_target) >= fleet.settings.handoff_waiting_count_max:
+        choices = [choice for choice in choices if choice.leg is not Leg.SOURCE]
+    for choice in choices:
+        seat = _sit_on_roomiest(fleet, request, choice, Tokens(0))
+        if seat is not None:
+            _start_prefill(seat)
+            return seat
+    _note_wait(fleet, request, choices[0] if choices else None)
+    return None
+
+
+def _sit_on_roomiest(
+    fleet: Fleet, request: Request, choice: Choice, first_query: Tokens
+) -> Seat | None:
+    """A seat on the worker with the most available pages in its first group that has room."""
+    by_room = sorted(choice.workers, key=lambda w: (-w.books.available(0), w.worker_id))
+    for worker in by_room:
+        seat = fleet.sit(request, worker, choice.leg, choice.lengths, first_query)
+        if seat is not None:
+            return seat
+    return None
+
+
+def _start_prefill(seat: Seat) -> None:
+    """Begin the row; a full group's promised pages are taken at once, others by the chunk."""
+    books, lengths = seat.worker.books, seat.lengths
+    for index, group in enumerate(books.layout.groups):
+        if isinstance(group.reach, All):
+            books.cover(seat.holding, index, lengths.end, surplus=False)
+    seat.is_started = True
+    seat.worker.add(
+        StartRow(
+            seat.row,
+            seat.request.request_id,
+            position=0,
+            output_index=seat.request.output_count,
+            limit=lengths.prompt if seat.leg is Leg.SOURCE else lengths.end,
+            pages=page_runs(seat),
+        )
+    )
+
+
+def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
+    """Have the target copy what later steps read: [first_needed(L), L) of each group.
+
+    With the flag `swa_only_transfer` false all of the prompt moves, as its pages are all held.
+    """
+    source = request.source
+    assert source is not None
+    prompt = target.lengths.prompt
+    groups: list[PullGroup] = []
+    layout = target.worker.layout
+    starts = run_starts(layout.groups, prompt, keeps_windows=target.holding.keeps_windows)
+    for index, start in enumerate(starts):
+        target.worker.books.cover(target.holding, index, prompt, surplus=False)
+        position, source_ids = source.holding.tables[index].run(start, prompt)
+        target_position, target_ids = target.holding.tables[index].run(start, prompt)
+        assert position == target_position and len(source_ids) == len(target_ids)
+        groups.append(PullGroup(position, pack_ids(source_ids), pack_ids(target_ids)))
+    ticket = fleet.new_ticket()
+    request.ticket = ticket
+    target.worker.tickets[ticket] = request
+    target.worker.add(
+        Fetch(
+            ticket,
+            request.request_id,
+            source.worker.pool,
+            source.worker.incarnation,
+            tuple(groups),
+            prompt,
+        )
+    )
+    fleet.record(
+        LogEvent.HANDOFF_STARTED,
+        request,
+        source=source.worker.worker_id,
+        target=target.worker.worker_id,
+        length=prompt,
+    )
+
+
+def _note_wait(fleet: Fleet, request: Request, choice: Choice | None) -> None:
+    """Record what the request waits for, when that has changed.
+
+    The same kind of thing on another worker is no change: which one is the roomiest may be
+    another in each plan.
+    """
+    kind, worker_id, pages = "a decode worker for the prompts that are finished", None, 0
+    if choice is not None and choice.workers:
+        worker = max(choice.workers, key=lambda w: w.books.available(0))
+        kind, pages = _lack(fleet, worker, choice)
+        worker_id = worker.worker_id
+    if kind != request.waits_for:
+        request.waits_for = kind
+        fleet.record(
+            LogEvent.REQUEST_WAITS, request, reason=kind, worker=worker_id, pages_short=pages
+        )
+
+
+def _lack(fleet: Fleet, worker: Worker, choice: Choice) -> tuple[str, int]:
+    if not worker.rows_free:
+        return "a row", 0
+    short = fleet.shortage_now(worker, choice.leg, choice.lengths)
+    assert short is not None, "a request waits for a worker that has room for it"
+    group, pages = short
+    return f"pages of the {worker.layout.groups[group].name} pool", pages
