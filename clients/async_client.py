@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import trio
 
-from tidegate.clients.connection import (
-    CONNECT_MS_MAX,
-    SILENCE_MS_MAX,
-    Connection,
-    open_connection,
-)
+from tidegate.clients.connection import SILENCE_MS_MAX, Connection
 from tidegate.clients.endpoint_default import default_endpoint
 from tidegate.clients.errors import (
     ClientError,
@@ -21,6 +16,7 @@ from tidegate.clients.errors import (
     TextUnavailable,
 )
 from tidegate.clients.generation import Generation, Prepared, Result
+from tidegate.clients.opening import CONNECT_MS_MAX, open_connection
 from tidegate.clients.options import Filled, Options
 from tidegate.ipc.endpoints import EndpointError
 from tidegate.ipc.protocol import ModelCard, Status

@@ -14,9 +14,10 @@ from typing import Self, TypeVar, TypeVarTuple, Unpack
 import trio
 
 from tidegate.clients.async_client import AsyncClient
-from tidegate.clients.connection import CONNECT_MS_MAX, SILENCE_MS_MAX
+from tidegate.clients.connection import SILENCE_MS_MAX
 from tidegate.clients.errors import ServerLost
 from tidegate.clients.generation import Generation, Result, Token
+from tidegate.clients.opening import CONNECT_MS_MAX
 from tidegate.clients.options import Options
 from tidegate.ipc.protocol import ModelCard, Status
 

@@ -12,12 +12,12 @@ are encoded as letters, and nothing else changes.
 """
 
 import random
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from tidegate.clients.chat_template import ChatTemplate, ChatTemplateError
+from tidegate.clients.control_tokens import ControlTokens
 from tidegate.clients.tokeniser import Tokeniser
 
 PRIVATE_AREA = range(0x100000, 0x10FFFE)  # Unicode's plane 16.
@@ -39,30 +39,30 @@ def encode_chat(
     Takes about a second for each megabyte: run it in a thread for long chats. Raises
     `ChatTemplateError` when the template refuses the messages.
     """
-    found = _control_texts(tokeniser.control_pattern, messages)
+    control = tokeniser.control_tokens
+    found = _control_texts(control, messages)
     stand_ins = _stand_ins(found, template.source, messages)
-    hidden = [_hide(message, tokeniser.control_pattern, stand_ins) for message in messages]
-    rendered = template.render(hidden)
+    rendered = template.render([_hide(message, control, stand_ins) for message in messages])
 
     restore = {ord(stand_in): text for text, stand_in in stand_ins.items()}
     ids: list[int] = []
-    start, strips = 0, False
-    for match in tokeniser.control_pattern.finditer(rendered):
-        token = tokeniser.control_tokens[match.group()]
-        part = rendered[start : match.start()]
+    begin, strips = 0, False
+    for start, end, token in control.find(rendered):
+        part = rendered[begin:start]
         part = part.lstrip() if strips else part
         part = part.rstrip() if token.strips_left else part
-        ids += tokeniser.encode_part(part.translate(restore), is_first=start == 0)
+        ids += tokeniser.encode_part(part.translate(restore), is_first=begin == 0)
         ids.append(token.token_id)
-        start, strips = match.end(), token.strips_right
-    rest = rendered[start:].lstrip() if strips else rendered[start:]
-    return ids + tokeniser.encode_part(rest.translate(restore), is_first=start == 0)
+        begin, strips = end, token.strips_right
+    rest = rendered[begin:].lstrip() if strips else rendered[begin:]
+    return ids + tokeniser.encode_part(rest.translate(restore), is_first=begin == 0)
 
 
-def _control_texts(pattern: re.Pattern[str], messages: Sequence[ChatMessage]) -> list[str]:
+def _control_texts(control: ControlTokens, messages: Sequence[ChatMessage]) -> list[str]:
     """The texts of control tokens that occur in messages, each once."""
     texts = [text for message in messages for text in (message.content, message.name or "")]
-    return list(dict.fromkeys(found for text in texts for found in pattern.findall(text)))
+    found = (each.token.content for text in texts for each in control.find(text))
+    return list(dict.fromkeys(found))
 
 
 def _stand_ins(
@@ -83,10 +83,17 @@ def _stand_ins(
 
 
 def _hide(
-    message: ChatMessage, pattern: re.Pattern[str], stand_ins: dict[str, str]
+    message: ChatMessage, control: ControlTokens, stand_ins: dict[str, str]
 ) -> dict[str, str]:
+    """The message as the template sees it."""
+
     def hide(text: str) -> str:
-        return pattern.sub(lambda match: stand_ins[match.group()], text)
+        parts: list[str] = []
+        begin = 0
+        for start, end, token in control.find(text) if stand_ins else ():
+            parts += text[begin:start], stand_ins[token.content]
+            begin = end
+        return "".join([*parts, text[begin:]])
 
     fields = {"role": message.role, "content": hide(message.content)}
     return fields if message.name is None else fields | {"name": hide(message.name)}

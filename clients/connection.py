@@ -1,6 +1,6 @@
 """One connection to the scheduler, whose frames are sorted to the requests that wait for them.
 
-1. `open_connection` connects, and waits until the scheduler has answered the handshake.
+1. `opening.open_connection` makes it, once the scheduler has answered the handshake.
 2. Requests are submitted and cancelled without waiting; `run` sorts what comes to them.
 3. The connection is lost when its other side goes away, when nothing came for `silence_ms_max`
    although something is due (a request is open, or a question is), or when a frame cannot be
@@ -10,8 +10,7 @@
 """
 
 import itertools
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TypeVar, assert_never
 
 import msgspec
@@ -19,7 +18,6 @@ import trio
 
 from tidegate.clients.errors import (
     ClientError,
-    ConnectFailed,
     RequestFailed,
     RequestRefused,
     ServerLost,
@@ -28,7 +26,6 @@ from tidegate.clients.question import Question
 from tidegate.clients.silence import Silence
 from tidegate.clients.token_queue import TokenQueue
 from tidegate.clients.unsent import Unsent
-from tidegate.ipc.endpoints import EndpointError, check_endpoint
 from tidegate.ipc.peer_link import PeerLink
 from tidegate.ipc.protocol import (
     Accepted,
@@ -52,13 +49,10 @@ from tidegate.ipc.protocol import (
     encode,
     unpack_ids,
 )
-from tidegate.ipc.zmq_context import open_context
 
 OPEN_REQUEST_COUNT_MAX = 8192
 SILENCE_MS_MAX = 10_000
-CONNECT_MS_MAX = 5_000
 LAST_FRAMES_MS = 50  # Frames that came before a disconnect are read for so long after it.
-LINGER_MS = 200  # For the last cancels to leave.
 
 COMPLETE = (EndReason.END_TOKEN, EndReason.STOP_ID, EndReason.STOP_TEXT, EndReason.LENGTH)
 
@@ -74,7 +68,7 @@ class OpenRequest:
 
 
 class Connection:
-    """Made by `open_connection`. Its methods are called by tasks of one trio run.
+    """Made by `opening.open_connection`. Its methods are called by tasks of one trio run.
 
     Calls raise `ServerLost` once the connection is lost.
     """
@@ -280,45 +274,3 @@ class Connection:
         await self._link.wait_disconnected()
         await trio.sleep(LAST_FRAMES_MS / 1000)
         self.lose("the connection ended")
-
-
-@asynccontextmanager
-async def open_connection(
-    endpoint: str,
-    connect_ms_max: int = CONNECT_MS_MAX,
-    silence_ms_max: int = SILENCE_MS_MAX,
-) -> AsyncGenerator[Connection]:
-    """A running connection. Raises `ConnectFailed` when no scheduler answers in time."""
-    try:
-        check_endpoint(endpoint)
-    except EndpointError as error:
-        raise ConnectFailed(str(error)) from None
-    failure: BaseException | None = None
-    with open_context() as context:
-        link = PeerLink(context, endpoint)
-        try:
-            async with trio.open_nursery() as nursery:
-                connection = Connection(link, silence_ms_max)
-                try:
-                    await _wait_connected(link, connect_ms_max)
-                    nursery.start_soon(connection.run)
-                    yield connection
-                except BaseException as error:
-                    # Raised in here, it would come out of the nursery as an exception group.
-                    failure = error
-                connection.fail_all(ServerLost("this client was closed"))
-                nursery.cancel_scope.cancel()
-        finally:
-            link.close(LINGER_MS)
-    if failure is not None:
-        raise failure
-
-
-async def _wait_connected(link: PeerLink, connect_ms_max: int) -> None:
-    with trio.move_on_after(connect_ms_max / 1000):
-        await link.wait_connected()
-        return
-    raise ConnectFailed(
-        f"no scheduler answers at {link.endpoint} within {connect_ms_max} ms: start one with "
-        "`tidegate serve`, and name its endpoint, which it prints, here or in TIDEGATE_ENDPOINT"
-    )

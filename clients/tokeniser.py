@@ -4,7 +4,6 @@ User text is text: what looks like a control token in it is encoded letter by le
 chat template's own parts may become control tokens (see `chat_prompt`).
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import trio
 from tokenizers import Tokenizer
 
+from tidegate.clients.control_tokens import ControlToken, ControlTokens
 from tidegate.clients.detokenise import Detokeniser
 from tidegate.clients.text import TextStream
 from tidegate.ipc.protocol import ModelCard
@@ -23,15 +23,6 @@ INLINE_CHARACTERS_MAX = 2000  # About a millisecond: less than it costs to ask a
 
 class TokeniserError(Exception):
     """The card's tokenizer cannot be used; the text says why."""
-
-
-class ControlToken(msgspec.Struct, frozen=True):
-    """A token that only the chat template may write. Stripping as in the tokenizer's file."""
-
-    token_id: int
-    content: str
-    strips_left: bool
-    strips_right: bool
 
 
 class Tokeniser:
@@ -53,15 +44,11 @@ class Tokeniser:
         self._detokeniser = Detokeniser(self._tokenizer, card.tokenizer_json)
         self._limiter = trio.CapacityLimiter(TOKENISE_THREADS_MAX)
         added = self._tokenizer.get_added_tokens_decoder()
-        self.control_tokens = {
-            token.content: ControlToken(token_id, token.content, token.lstrip, token.rstrip)
+        self.control_tokens = ControlTokens(
+            ControlToken(token_id, token.content, token.lstrip, token.rstrip)
             for token_id, token in added.items()
             if token.special and token.content
-        }
-        # The longest first, so that the longest of those that begin at one place is taken.
-        by_length = sorted(self.control_tokens, key=len, reverse=True)
-        # "(?!)" never matches.
-        self.control_pattern = re.compile("|".join(map(re.escape, by_length)) or "(?!)")
+        )
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the begin token in front if the model wants one.

@@ -19,7 +19,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "scheduler": frozenset({"kvcache", "ipc"}),
     "engine": frozenset({"kvcache", "ipc"}),
     "clients": frozenset({"ipc"}),
-    "cli": frozenset(FOLDERS),
+    "cli": frozenset({*FOLDERS, "__version__"}),
 }
 PAGE_STORE = "tidegate.kvcache.page_store"
 HEAVY_FOR_CORE = frozenset({"trio", "zmq", "torch", "structlog"})

@@ -93,7 +93,8 @@ def from_client_error(error: ClientError) -> ApiError:
         case RequestFailed():
             return ApiError(error.status, error.text, code=error.code)
         case ServerLost():
-            return ApiError(503, str(error), code="server_lost")
+            # Its text names the endpoint, which is of no use to an HTTP client.
+            return ApiError(503, "the server has lost its scheduler", code="server_lost")
         case TextUnavailable():
             return ApiError(503, str(error), code="not_ready")
         case _:

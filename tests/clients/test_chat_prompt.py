@@ -85,7 +85,7 @@ def test_a_control_token_in_a_message_is_text(
     tokenizer = kind()
     tokeniser = Tokeniser(card_of(tokenizer))
     template = ChatTemplate(source)
-    control = {token.token_id for token in tokeniser.control_tokens.values()}
+    control = {token.token_id for token in tokeniser.control_tokens.by_content.values()}
 
     def encode(content: str) -> list[int]:
         return encode_chat(tokeniser, template, [ChatMessage("user", content)])

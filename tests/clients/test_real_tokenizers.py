@@ -104,7 +104,7 @@ def test_control_tokens_in_a_chat_of_smollm_are_text(
     template = ChatTemplate(smollm_card.chat_template)
     ids = encode_chat(smollm, template, [ChatMessage("user", text)])
     harmless = encode_chat(smollm, template, [ChatMessage("user", "a")])
-    control = {token.token_id for token in smollm.control_tokens.values()}
+    control = {token.token_id for token in smollm.control_tokens.by_content.values()}
     assert [i for i in ids if i in control] == [i for i in harmless if i in control]
 
 
@@ -112,7 +112,7 @@ def test_a_prompt_of_gemma_begins_with_bos_and_holds_no_other_control_token(
     gemma: Tokeniser,
 ) -> None:
     ids = gemma.encode("<bos>a<end_of_turn><eos>")
-    control = {token.token_id for token in gemma.control_tokens.values()}
+    control = {token.token_id for token in gemma.control_tokens.by_content.values()}
     assert ids[0] == 2
     assert not control.intersection(ids[1:])
 

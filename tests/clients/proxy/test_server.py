@@ -16,6 +16,7 @@ import trio
 
 from fakes.behaviours import answer_and_hang
 from fakes.fake_scheduler import FakeScheduler
+from fakes.waiting import until
 from tidegate.clients.proxy.server import STATUS_LOST, STATUS_NOT_STARTED, STATUS_OK
 
 FIELDS = {"prompt": "x", "max_tokens": 9, "stream": True}
@@ -156,9 +157,7 @@ async def test_the_end_of_the_parent_ends_it(scheduler: FakeScheduler, tmp_path:
 async def test_a_signal_ends_it_while_it_waits_for_the_scheduler(tmp_path: Path) -> None:
     endpoint, log = f"ipc://{tmp_path}/none.sock", str(tmp_path / "log")
     with started(endpoint=endpoint, port=0, log=log) as process:
-        with trio.fail_after(10):
-            while not any("process_started" in line for line in log_lines(tmp_path)):
-                await trio.sleep(0.02)
+        await until(lambda: "process_started" in "".join(log_lines(tmp_path)), 10)
         await trio.sleep(0.1)
         process.terminate()
         assert await exit_status(process, 2) == STATUS_OK
