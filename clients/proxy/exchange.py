@@ -73,11 +73,16 @@ class Exchange:
     async def read_body(self, share: Share) -> bytes:
         """The whole body, within `share`. Raises `ApiError` and `ClientGone`."""
         chunks: list[bytes] = []
-        with trio.move_on_after(BODY_MS_MAX / 1000):
-            while not self._body_ended:
-                chunk = await self._receive_body()
-                share.take(len(chunk))
-                chunks.append(chunk)
+        try:
+            with trio.move_on_after(BODY_MS_MAX / 1000):
+                while not self._body_ended:
+                    chunk = await self._receive_body()
+                    share.take(len(chunk))
+                    chunks.append(chunk)
+        except ApiError:
+            chunks.clear()  # The error's traceback would keep them until it is answered.
+            share.release()
+            raise
         if not self._body_ended:
             raise ApiError(
                 408, f"the body did not arrive within {BODY_MS_MAX} ms", code="body_too_slow"

@@ -389,7 +389,7 @@ async def test_pings_keep_a_waiting_request_alive(scheduler: FakeScheduler) -> N
         request.finish(EndReason.LENGTH)
 
     scheduler.behaviour = behave
-    async with AsyncClient(scheduler.endpoint, silence_ms_max=300) as client:
+    async with AsyncClient(scheduler.endpoint, silence_ms_max=500) as client:
         assert (await client.complete([1], max_tokens=1)).token_ids == (1,)
 
 

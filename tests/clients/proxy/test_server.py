@@ -2,11 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fakes.waiting import until
 from tidegate.clients.proxy.server import STATUS_LOST, STATUS_NOT_STARTED, STATUS_OK
 
 FIELDS = {"prompt": "x", "max_tokens": 9, "stream": True}
+HUGE_BYTES = 64 * 1024 * 1024
 CODE = """
 import json, pathlib, sys
 from tidegate.clients.proxy.server import run_proxy
@@ -161,6 +163,43 @@ async def test_a_signal_ends_it_while_it_waits_for_the_scheduler(tmp_path: Path)
         await trio.sleep(0.1)
         process.terminate()
         assert await exit_status(process, 2) == STATUS_OK
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_huge_body_is_refused_without_being_kept(
+    scheduler: FakeScheduler, tmp_path: Path, chunked: bool
+) -> None:
+    async def pieces() -> AsyncGenerator[bytes]:
+        yield b'{"prompt":"'
+        for _ in range(HUGE_BYTES // 65536):
+            yield b"x" * 65536
+
+    headers = {"content-type": "application/json"}
+    if not chunked:
+        headers["content-length"] = str(HUGE_BYTES + 11)
+    listener, port = listening()
+    settings = {
+        "endpoint": scheduler.endpoint,
+        "listen_fd": listener.fileno(),
+        "log": str(tmp_path / "log"),
+    }
+    with started((listener.fileno(),), **settings) as process:
+        listener.close()
+        base = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(timeout=30, base_url=base) as http:
+            await wait_ready(http)
+            before = resident_bytes(process)
+            response = await http.post("/v1/completions", content=pieces(), headers=headers)
+            assert response.status_code == 413
+            assert response.json()["error"]["code"] == "body_too_large"
+            assert resident_bytes(process) - before < 24 * 1024 * 1024
+            assert (await http.get("/v1/models")).status_code == 200
+    assert not scheduler.requests
 
 
 async def test_what_keeps_it_from_starting_is_told(
