@@ -192,12 +192,13 @@ def full_and(reach: Reach, page: int, other: int, flag: bool) -> Layout:
     )
 
 
+ROLLING: st.SearchStrategy[Reach] = st.one_of(
+    st.builds(WindowReach, st.integers(1, 40).map(Tokens)),
+    st.builds(Tail, st.integers(1, 9).map(Tokens), st.integers(0, 2)),
+)
 LAYOUTS = st.builds(
     full_and,
-    st.one_of(
-        st.builds(WindowReach, st.integers(1, 40).map(Tokens)),
-        st.builds(Tail, st.integers(1, 9).map(Tokens), st.integers(0, 2)),
-    ),
+    ROLLING,
     st.integers(1, 17),
     st.integers(1, 17),
     st.booleans(),
