@@ -13,14 +13,14 @@ from tidegate.engine.models.layouts import (
     layout_for,
     llama_layout,
 )
-from tidegate.kvcache.layout import All, Layout, LayoutError, Window
+from tidegate.kvcache.layout import All, Layout, LayoutError, Reach, Window
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_general_terms_of_a_family_name_the_groups_that_it_makes(family: Family) -> None:
     layout = layout_for(tiny_config(family), 16, "bfloat16")
     facts = FAMILY_LAYOUTS[family]
-    tags = {All: "all", Window: "window"}
+    tags: dict[type[Reach], str] = {All: "all", Window: "window"}
     assert [(terms.pool, terms.reach) for terms in facts.groups] == [
         (group.name, tags[type(group.reach)]) for group in layout.groups
     ]
