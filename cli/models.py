@@ -2,7 +2,9 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -17,44 +19,51 @@ from tidegate.cli.parser import fail
 from tidegate.clients.logs.words import bytes_text
 
 if TYPE_CHECKING:
-    from tidegate.engine.checkpoint.config import ModelConfig
-    from tidegate.kvcache.layout import Reach
+    from tidegate.engine.checkpoint.config import Family
 
 DESCRIPTION = """\
-Shows the models that come as packages, or those that are named, with their KV layout: which
-layers share a pool, how far back each reads, and how many bytes it keeps of a token.
+Shows each known family of models with the models that come as packages, or the models that
+are named: which layers share a pool, how far back each reads, how many bytes it keeps of a
+token, and the flag swa_only_transfer with its reason. --json prints a list of models.
 """
+
+LINE_WIDTH = 96
 
 
 class GroupFacts(msgspec.Struct, frozen=True):
-    """A group of layers that share a pool. `window` is None where all is read."""
+    """A group of layers that share a pool, with `reach` "all" or "window".
+
+    The numbers are of one model, and None where only the family is known. `window_tokens` is
+    None where all positions are read.
+    """
 
     pool: str
-    layers: int
-    window: int | None
-    bytes_per_token: int
+    reach: str
+    layer_kind: str
+    bytes_per_token_rule: str
+    layers: int | None = None
+    window_tokens: int | None = None
+    bytes_per_token: int | None = None
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be served; the fields from `family` on are known of installed ones."""
+    """A model that can be served, or a family of which none is installed.
 
-    name: str
+    `context` and what follows it are known of installed models only.
+    """
+
+    family: str
+    swa_only_transfer: bool | None
+    reason: str
+    window_tokens: int | None = None
+    groups: tuple[GroupFacts, ...]
+    name: str = ""
     description: str = ""
-    is_installed: bool = True
+    is_installed: bool = False
     install_command: str = ""
-    family: str = ""
-    context: int = 0
-    vocab_size: int = 0
-    has_chat_template: bool = False
-    swa_only_transfer: bool | None = None
-    groups: tuple[GroupFacts, ...] = ()
-
-
-class Models(msgspec.Struct, frozen=True):
-    """What `--json` prints."""
-
-    families: tuple[str, ...]
-    models: tuple[ModelFacts, ...]
+    context: int | None = None
+    vocab_size: int | None = None
+    has_chat_template: bool | None = None
 
 
 def add(subparsers: Subparsers) -> None:
@@ -75,32 +84,17 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tidegate.engine.checkpoint.config import FAMILIES
     from tidegate.engine.checkpoint.errors import CheckpointError
-    from tidegate.engine.checkpoint.packaged_models import PACKAGED_MODELS
     from tidegate.kvcache.layout import LayoutError
 
     names: list[str] = arguments.models
     try:
         if names:
-            found = [describe(name, ModelFacts(name=name), arguments.dtype) for name in names]
+            models = [describe(name, arguments.dtype) for name in names]
         else:
-            packaged = [
-                ModelFacts(
-                    name=model.name,
-                    description=model.description,
-                    is_installed=model.is_installed,
-                    install_command=model.install_command,
-                )
-                for model in PACKAGED_MODELS
-            ]
-            found = [
-                describe(facts.name, facts, arguments.dtype) if facts.is_installed else facts
-                for facts in packaged
-            ]
+            models = known_models(arguments.dtype)
     except (CheckpointError, LayoutError) as error:
         fail(arguments.parser.prog, str(error))
-    models = Models(tuple(FAMILIES), tuple(found))
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(models)).decode() + "\n")
     else:
@@ -108,70 +102,130 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(model: str, facts: ModelFacts, dtype: str) -> ModelFacts:
-    """`facts` with what the checkpoint's header and the family's code tell.
+def known_models(dtype: str) -> list[ModelFacts]:
+    """Each family: its packaged models, or the family alone where there is none."""
+    from tidegate.engine.checkpoint.config import FAMILIES
+    from tidegate.engine.checkpoint.packaged_models import PACKAGED_MODELS
+
+    models: list[ModelFacts] = []
+    for family in FAMILIES:
+        packaged = [model for model in PACKAGED_MODELS if model.family == family]
+        models += [
+            msgspec.structs.replace(
+                describe(model.name, dtype) if model.is_installed else describe_family(family),
+                name=model.name,
+                description=model.description,
+                install_command=model.install_command,
+            )
+            for model in packaged
+        ]
+        if not packaged:
+            models.append(describe_family(family))
+    return models
+
+
+def describe_family(family: "Family") -> ModelFacts:
+    """What is true of every model of the family that has window layers, if any has."""
+    from tidegate.engine.models.layouts import FAMILY_LAYOUTS
+
+    facts = FAMILY_LAYOUTS[family]
+    return ModelFacts(
+        family=family,
+        swa_only_transfer=facts.swa_only_transfer,
+        reason=facts.reason,
+        groups=tuple(
+            GroupFacts(terms.pool, terms.reach, terms.layer_kind, terms.bytes_per_token_rule)
+            for terms in facts.groups
+        ),
+    )
+
+
+def describe(model: str, dtype: str) -> ModelFacts:
+    """What the checkpoint's header and the family's layout tell. Reads no weights.
 
     Raises `CheckpointError` and `LayoutError`.
     """
     from tidegate.engine.checkpoint.registry import open_checkpoint
-    from tidegate.engine.models.registry import layout_for
+    from tidegate.engine.models.layouts import flag_reason, layout_for
 
-    checkpoint = open_checkpoint(model)
-    config: ModelConfig = checkpoint.config
+    checkpoint = open_checkpoint(model, needs_weights=False)
+    config = checkpoint.config
     layout = layout_for(config, DEFAULT_PAGE_TOKENS, dtype)
-    groups = tuple(
-        GroupFacts(
-            group.name,
-            len({spec.layer for spec in group.tensors}),
-            _window_of(group.reach),
-            group.page_bytes // group.page_tokens,
-        )
-        for group in layout.groups
-    )
+    family = describe_family(config.family)
+    by_pool = {group.name: group for group in layout.groups}
     return msgspec.structs.replace(
-        facts,
-        family=config.family,
+        family,
+        name=model,
+        is_installed=True,
         context=config.context,
         vocab_size=config.vocab_size,
         has_chat_template=checkpoint.chat_template is not None,
         swa_only_transfer=layout.swa_only_transfer,
-        groups=groups,
+        reason=flag_reason(config.family, layout),
+        window_tokens=config.window,
+        groups=tuple(
+            msgspec.structs.replace(
+                terms,
+                layers=len({spec.layer for spec in by_pool[terms.pool].tensors}),
+                window_tokens=by_pool[terms.pool].window_tokens,
+                bytes_per_token=by_pool[terms.pool].bytes_per_token,
+            )
+            for terms in family.groups
+            if terms.pool in by_pool
+        ),
     )
 
 
-def render(models: Models) -> str:
+def render(models: Sequence[ModelFacts]) -> str:
     """For a terminal."""
     lines: list[str] = []
-    for model in models.models:
-        lines += [*_model_lines(model), ""]
-    families = " and ".join(models.families)
-    lines.append(f"Any model of the families {families} can be served from a .gguf file, or")
-    lines.append("from a folder with config.json, tokenizer.json and safetensors files.")
+    for family in dict.fromkeys(model.family for model in models):
+        mine = [model for model in models if model.family == family]
+        lines += [*_family_lines(family), ""]
+        for model in mine:
+            if model.name:
+                lines += [*_model_lines(model), ""]
+    lines.append(
+        "Any model of these families can be served from a .gguf file, or from a folder"
+    )
+    lines.append("with config.json, tokenizer.json and safetensors files.")
     return "\n".join(lines) + "\n"
 
 
-def _model_lines(model: ModelFacts) -> list[str]:
-    title = f"{model.name}: {model.description}" if model.description else model.name
-    if not model.is_installed:
-        return [title, f"  not installed: {model.install_command}"]
-    chat = "with a chat template" if model.has_chat_template else "without a chat template"
-    lines = [
-        title,
-        f"  family {model.family}, context {model.context:,} tokens, "
-        f"vocabulary {model.vocab_size:,}, {chat}",
+def _family_lines(family: str) -> list[str]:
+    # The name comes out of a description, so it is one that is known.
+    facts = describe_family(cast("Family", family))
+    texts = [
+        f"{group.pool} pool: {group.layer_kind}; bytes a token: {group.bytes_per_token_rule}"
+        for group in facts.groups
     ]
-    for group in model.groups:
-        reach = "all positions" if group.window is None else f"a window of {group.window:,}"
-        lines.append(
-            f"  {group.pool} pool: {group.layers} layers that read {reach}, "
-            f"{bytes_text(group.bytes_per_token)} a token"
-        )
-    if model.swa_only_transfer is not None:
-        lines.append(f"  swa_only_transfer: {str(model.swa_only_transfer).lower()}")
+    lines = [f"{family} family"]
+    for text in (*texts, f"swa_only_transfer: {_flag_text(facts)}"):
+        lines += textwrap.wrap(text, LINE_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
-def _window_of(reach: "Reach") -> int | None:
-    from tidegate.kvcache.layout import Window
+def _model_lines(model: ModelFacts) -> list[str]:
+    title = f"  {model.name}: {model.description}" if model.description else f"  {model.name}"
+    if not model.is_installed:
+        return [title, f"    not installed: {model.install_command}"]
+    chat = "with a chat template" if model.has_chat_template else "without a chat template"
+    lines = [
+        title,
+        f"    context {model.context:,} tokens, vocabulary {model.vocab_size:,}, {chat}",
+    ]
+    for group in model.groups:
+        window = group.window_tokens
+        reach = "all positions" if window is None else f"a window of {window:,}"
+        lines.append(
+            f"    {group.pool} pool: {group.layers} layers that read {reach}, "
+            f"{bytes_text(group.bytes_per_token or 0)} a token"
+        )
+    lines.append(f"    swa_only_transfer: {_flag_text(model, reason=False)}")
+    return lines
 
-    return reach.tokens if isinstance(reach, Window) else None
+
+def _flag_text(facts: ModelFacts, *, reason: bool = True) -> str:
+    flag = facts.swa_only_transfer
+    shown = "not applicable" if flag is None else str(flag).lower()
+    return f"{shown} ({facts.reason})" if reason else shown

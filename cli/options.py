@@ -37,6 +37,16 @@ def add_command(
 
 
 def add_model(parser: Parser) -> None:
+    add_model_name(parser)
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        type=values.readable_file,
+        help="a Jinja chat template, in place of the model's own",
+    )
+
+
+def add_model_name(parser: Parser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
@@ -44,12 +54,6 @@ def add_model(parser: Parser) -> None:
         default=DEFAULT_MODEL,
         help="gemma3-270m (the default), smollm2-135m, a .gguf file, or a folder in Hugging "
         "Face's form",
-    )
-    parser.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        type=values.readable_file,
-        help="a Jinja chat template, in place of the model's own",
     )
 
 
@@ -62,32 +66,46 @@ def add_engine(parser: Parser) -> None:
         default=DEFAULT_DEVICE,
         help=f"cpu, cuda or cuda:N (default {DEFAULT_DEVICE})",
     )
-    engine.add_argument(
-        "--dtype",
-        type=values.dtype,
-        default=DEFAULT_DTYPE,
-        help=f"{' or '.join(values.DTYPES)} (default {DEFAULT_DTYPE})",
-    )
+    add_dtype(engine)
     engine.add_argument(
         "--threads",
         type=values.thread_count,
         metavar="N",
         help="threads of each worker on cpu (default: the cores, shared among the workers)",
     )
-    engine.add_argument(
+    add_max_running(engine)
+    add_pools(
+        parser.add_argument_group("pools, of each worker"),
+        "default on cpu: 1GiB, or 10 %% of the memory available if that is less",
+    )
+
+
+def add_dtype(parser: Target) -> None:
+    parser.add_argument(
+        "--dtype",
+        type=values.dtype,
+        default=DEFAULT_DTYPE,
+        help=f"{' or '.join(values.DTYPES)} (default {DEFAULT_DTYPE})",
+    )
+
+
+def add_max_running(parser: Target) -> None:
+    parser.add_argument(
         "--max-running",
         type=values.row_count,
         metavar="N",
         default=DEFAULT_RUNNING_COUNT,
         help=f"requests that a worker runs at once (default {DEFAULT_RUNNING_COUNT})",
     )
-    pools = parser.add_argument_group("pools, of each worker")
+
+
+def add_pools(pools: Target, kv_memory_default: str) -> None:
+    """`kv_memory_default` is what the help says of an absent --kv-memory."""
     pools.add_argument(
         "--kv-memory",
         type=values.byte_size,
         metavar="SIZE",
-        help="memory for keys and values, such as 2GiB or 512MB (default on cpu: 1GiB, or "
-        "10 %% of the memory available if that is less)",
+        help=f"memory for keys and values, such as 2GiB or 512MB ({kv_memory_default})",
     )
     pools.add_argument(
         "--full-pool-tokens",

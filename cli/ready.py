@@ -8,6 +8,7 @@ import msgspec
 
 from tidegate.clients.logs.words import bytes_text, columns
 from tidegate.ipc.protocol import PoolState, Role, Status
+from tidegate.kvcache.layout import Pages, Tokens, token_capacity
 
 # A base model only continues text, best of all a list.
 COMPLETION_PROMPT = "One, two, three, four,"
@@ -75,7 +76,7 @@ def _pool_lines(pools: Sequence[PoolState]) -> list[str]:
         (
             pool.worker,
             pool.pool,
-            f"{pool.page_count * pool.page_tokens:,}",
+            f"{token_capacity(Pages(pool.page_count), Tokens(pool.page_tokens)):,}",
             f"{pool.page_count:,} of {pool.page_tokens}",
             bytes_text(pool.page_count * pool.page_bytes),
         )

@@ -20,11 +20,11 @@ from tidegate.cli.child_commands import proxy_command, scheduler_command, worker
 from tidegate.cli.children import ChildSpec, StopStage
 from tidegate.cli.http_listener import open_listener, url_of
 from tidegate.cli.paths import WORKER_SOCKET
+from tidegate.cli.pool_checks import check_model
 from tidegate.cli.readiness import wait_ready
 from tidegate.cli.ready import Served, ready_text
 from tidegate.cli.run_folder import open_run_folder
 from tidegate.cli.settings import (
-    check_model,
     log_file,
     proxy_settings,
     scheduler_settings,

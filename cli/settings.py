@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from tidegate.cli.paths import default_log_file
+from tidegate.cli.pool_checks import check_pool_tokens
 from tidegate.clients.logs.words import bytes_text
 from tidegate.clients.proxy.settings import ProxySettings
-from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.settings import SettingError, WorkerSettings
 from tidegate.ipc.protocol import Role, WorkerId
 from tidegate.kvcache.layout import Tokens
@@ -112,26 +112,6 @@ def check_device(device: str) -> None:
     number = int(device.partition(":")[2] or 0)
     if number >= found:
         raise SettingError(f"--device {device}: there are cuda:0 to cuda:{found - 1}")
-
-
-def check_pool_tokens(option: str, tokens: int | None, page_tokens: int) -> None:
-    if tokens is not None and tokens < page_tokens:
-        raise SettingError(
-            f"{option}: must be one page at least, which is {page_tokens} tokens "
-            f"(--page-tokens), got {tokens}"
-        )
-
-
-def check_model(arguments: argparse.Namespace, config: ModelConfig) -> None:
-    """That no option speaks of window layers to a model that has none."""
-    if config.has_window_layers:
-        return
-    for option, value in (
-        ("--swa-only-transfer", arguments.swa_only_transfer),
-        ("--window-pool-tokens", arguments.window_pool_tokens),
-    ):
-        if value is not None:
-            raise SettingError(f"{option}: {config.name} has no window layers; leave it out")
 
 
 def check_kv_memory(kv_memory: int, worker_count: int) -> None:

@@ -15,6 +15,7 @@ THREAD_COUNT_MAX = 1024
 ROW_COUNT_MAX = 65_536
 BYTES_MAX = 2**50
 SECONDS_MAX = 7 * 24 * 3600.0
+LENGTHS_COUNT_MAX = 16
 DTYPES = tuple(name for name in DTYPE_BYTES if name != "float16")
 
 _BYTE_UNITS = {
@@ -31,6 +32,7 @@ _BYTE_UNITS = {
 }
 _UNITS_BY_LOWER_CASE = {name.lower(): size for name, size in _BYTE_UNITS.items()}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_LENGTHS = re.compile(r"(\d{1,10})\+(\d{1,10})")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -87,6 +89,23 @@ def byte_size(text: str) -> int:
     if not 1 <= size <= BYTES_MAX:
         raise ArgumentTypeError(f"{right}, from 1 byte to 1024 TiB; got {text!r}")
     return int(size)
+
+
+def lengths(text: str) -> tuple[tuple[int, int], ...]:
+    """Sizes of requests, such as 1000+200,8000+500: tokens of the prompt + new tokens."""
+    right = (
+        "must be prompt+new tokens, such as 1000+200,8000+500, each from 1, "
+        f"and {LENGTHS_COUNT_MAX} of them at most"
+    )
+    pairs: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = _LENGTHS.fullmatch(part.strip())
+        if match is None or not all(1 <= int(number) <= COUNT_MAX for number in match.groups()):
+            raise ArgumentTypeError(f"{right}; got {text!r}")
+        pairs.append((int(match[1]), int(match[2])))
+    if len(pairs) > LENGTHS_COUNT_MAX:
+        raise ArgumentTypeError(f"{right}; got {len(pairs)}")
+    return tuple(pairs)
 
 
 def seconds(text: str) -> float:

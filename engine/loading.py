@@ -10,20 +10,15 @@ from tidegate.engine.checkpoint.card import build_card
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.checkpoint.registry import open_checkpoint
 from tidegate.engine.checkpoint.weights import load_weights
-from tidegate.engine.models.registry import Model, build_model, layout_for
+from tidegate.engine.models.layouts import layout_for
+from tidegate.engine.models.registry import Model, build_model
+from tidegate.engine.pools import pool_settings, workspace_bytes
 from tidegate.engine.settings import WorkerSettings
-from tidegate.ipc.protocol import Fingerprint, ModelCard, Role
-from tidegate.kvcache.demand import Leg, Pace
-from tidegate.kvcache.layout import DTYPE_BYTES, Layout, Tokens
+from tidegate.ipc.protocol import Fingerprint, ModelCard
+from tidegate.kvcache.layout import Layout
 from tidegate.kvcache.page_store import TORCH_DTYPES, PageStore
-from tidegate.kvcache.sizer import PoolSettings, SizedPools, SizeError, size_pools
+from tidegate.kvcache.sizer import SizedPools, SizeError, size_pools
 
-# What each role runs of a request. A prefill worker runs one-token requests whole.
-LEGS: dict[Role, tuple[Leg, ...]] = {
-    Role.PREFILL: (Leg.SOURCE, Leg.WHOLE),
-    Role.DECODE: (Leg.TARGET,),
-    Role.BOTH: (Leg.WHOLE,),
-}
 GPU_MEMORY_SHARE = 0.92  # Of a GPU's free memory; the rest is for its allocator's rounding.
 PROGRESS_INTERVAL_S = 1.0
 
@@ -56,7 +51,7 @@ def load_engine(settings: WorkerSettings, say: Say) -> LoadedEngine:
     card = build_card(checkpoint)
     weights = load_weights(checkpoint, TORCH_DTYPES[settings.dtype], _progress_of_weights(say))
     model = build_model(config, weights, settings.device, settings.dtype)
-    pools = size_pools(layout, _pool_settings(settings, config))
+    pools = size_pools(layout, pool_settings(settings, config, _kv_memory(settings, config)))
     for warning in pools.warnings:
         say(f"warning: {warning}")
     store = PageStore(layout, pools.page_counts, settings.device)
@@ -71,39 +66,10 @@ def load_engine(settings: WorkerSettings, say: Say) -> LoadedEngine:
     )
 
 
-def workspace_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
-    """Memory that a launch uses beside weights and pools: a generous guess."""
-    tokens = (settings.chunk_tokens or config.context) + settings.max_running
-    heads = (config.head_count + 2 * config.kv_head_count) * config.head_dim
-    # Residual, norm and their float32 copies; queries, keys, values; gate, up, product.
-    per_token = 4 * (4 * config.hidden_size + 3 * heads + 3 * config.intermediate_size)
-    # Keys and values of one layer, gathered for all rows.
-    per_position = 2 * config.kv_head_count * config.head_dim
-    gathered = settings.max_running * config.context * per_position
-    logits = 4 * settings.max_running * config.vocab_size * 4
-    return tokens * per_token + gathered * DTYPE_BYTES[settings.dtype] + logits
-
-
-def _pool_settings(settings: WorkerSettings, config: ModelConfig) -> PoolSettings:
-    def tokens(count: int | None) -> Tokens | None:
-        return None if count is None else Tokens(count)
-
-    kv_memory = settings.kv_memory
-    if kv_memory is None and settings.device.startswith("cuda"):
-        kv_memory = _free_gpu_memory(settings, config)
-    return PoolSettings(
-        kv_memory=kv_memory,
-        full_pool_tokens=tokens(settings.full_pool_tokens),
-        window_pool_tokens=tokens(settings.window_pool_tokens),
-        max_running=settings.max_running,
-        pace=Pace(
-            tokens(settings.chunk_tokens),
-            chunks_in_flight=1,
-            ahead=Tokens(settings.ahead_tokens),
-        ),
-        context=Tokens(config.context),
-        legs=LEGS[settings.role],
-    )
+def _kv_memory(settings: WorkerSettings, config: ModelConfig) -> int | None:
+    if settings.kv_memory is None and settings.device.startswith("cuda"):
+        return _free_gpu_memory(settings, config)
+    return settings.kv_memory
 
 
 def _free_gpu_memory(settings: WorkerSettings, config: ModelConfig) -> int:

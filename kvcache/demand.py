@@ -108,6 +108,13 @@ def demand(
             return _rolling(group, lengths.end, pace.ahead)
 
 
+def phases_of(leg: Leg, lengths: Lengths) -> tuple[Phase, ...]:
+    """What a leg of a request of these lengths goes through, in order."""
+    if leg is Leg.WHOLE and lengths.output == 1:
+        return (Phase.PREFILL,)
+    return PHASES[leg]
+
+
 def keeps_windows(leg: Leg, flag: bool | None) -> bool:
     """Do window pages of the prompt stay until they are handed off, and are all moved?
 
@@ -121,7 +128,7 @@ def floor_of(group: Group, leg: Leg, lengths: Lengths, flag: bool | None) -> Pag
     whole_prompt = keeps_windows(leg, flag)
     return max(
         demand(group, phase, lengths, _NO_PACE, whole_prompt=whole_prompt).floor
-        for phase in _phases(leg, lengths)
+        for phase in phases_of(leg, lengths)
     )
 
 
@@ -153,7 +160,7 @@ def targets(layout: Layout, leg: Leg, lengths: Lengths, pace: Pace) -> tuple[Pag
     return tuple(
         max(
             demand(group, phase, lengths, pace, whole_prompt=whole_prompt).target
-            for phase in _phases(leg, lengths)
+            for phase in phases_of(leg, lengths)
         )
         for group in layout.groups
     )
@@ -202,12 +209,6 @@ def _rolling(group: Group, end: Tokens, ahead: Tokens) -> Demand:
         floor = min(group.pages(end), longest_residency(reach, page_tokens, Tokens(1)))
     fast = longest_residency(reach, page_tokens, Tokens(max(1, ahead)))
     return Demand(floor, Pages(min(group.pages(end), fast)))
-
-
-def _phases(leg: Leg, lengths: Lengths) -> tuple[Phase, ...]:
-    if leg is Leg.WHOLE and lengths.output == 1:
-        return (Phase.PREFILL,)
-    return PHASES[leg]
 
 
 _NO_PACE = Pace(chunk=Tokens(1), chunks_in_flight=1, ahead=Tokens(1))

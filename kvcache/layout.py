@@ -78,12 +78,23 @@ class Group(msgspec.Struct, frozen=True):
         return isinstance(self.reach, Window)
 
     @property
+    def window_tokens(self) -> Tokens | None:
+        """How far back a window group reads, with the query itself; None for other groups."""
+        return self.reach.tokens if isinstance(self.reach, Window) else None
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page: every tensor's entries for `page_tokens` positions."""
-        return sum(
-            spec.entry_bytes * (self.page_tokens // spec.tokens_per_entry)
-            for spec in self.tensors
-        )
+        return sum(spec.entry_bytes * self.entry_count(spec) for spec in self.tensors)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one position takes of a full page, rounded up to whole bytes."""
+        return -(-self.page_bytes // self.page_tokens)
+
+    def entry_count(self, spec: TensorSpec) -> int:
+        """How many entries of one of the group's tensors a page holds."""
+        return self.page_tokens // spec.tokens_per_entry
 
     def first_needed(self, position: Tokens) -> Tokens:
         """The lowest position that a query at `position` or later still reads. Monotone."""
@@ -164,6 +175,11 @@ def first_needed(reach: Reach, position: Tokens) -> Tokens:
 def page_count(tokens: Tokens, page_tokens: Tokens) -> Pages:
     """How many pages hold positions [0, tokens)."""
     return Pages(-(-tokens // page_tokens))
+
+
+def token_capacity(pages: Pages, page_tokens: Tokens) -> Tokens:
+    """How many positions this many pages hold."""
+    return Tokens(pages * page_tokens)
 
 
 def span(start: Tokens, end: Tokens, page_tokens: Tokens) -> Pages:

@@ -107,10 +107,7 @@ class PageStore:
         page_bytes = self.geometry.page_bytes[group]
         count = self.geometry.page_counts[group]
         pages = self._bytes[start : start + count * page_bytes].view(count, page_bytes)
-        entries = [
-            other.entry_bytes * (spec.page_tokens // other.tokens_per_entry)
-            for other in spec.tensors
-        ]
-        first = sum(entries[:index])
-        part = pages[:, first : first + entries[index]].view(TORCH_DTYPES[tensor.dtype])
-        return part.view(count, spec.page_tokens // tensor.tokens_per_entry, *tensor.shape)
+        sizes = [other.entry_bytes * spec.entry_count(other) for other in spec.tensors]
+        first = sum(sizes[:index])
+        part = pages[:, first : first + sizes[index]].view(TORCH_DTYPES[tensor.dtype])
+        return part.view(count, spec.entry_count(tensor), *tensor.shape)

@@ -117,7 +117,7 @@ def longest_prompt(
         needs = floors(layout, leg, lengths)
         return all(need <= count for need, count in zip(needs, page_counts, strict=True))
 
-    return Tokens(_largest(fits, max(0, context + 1 - output)))
+    return Tokens(largest(fits, max(0, context + 1 - output)))
 
 
 def keeps_all(layout: Layout, group: Group, legs: Sequence[Leg]) -> bool:
@@ -216,7 +216,7 @@ def _size_rolling(
         is_bounded = any(count is None and i not in sizes for i, count in enumerate(counts))
         return has_room and (not is_bounded or own <= ROLLING_SHARE_MAX * settings.kv_memory)
 
-    part = _largest(fits, PARTS)
+    part = largest(fits, PARTS)
     for index, size in at(part).items():
         counts[index] = size
         if part < PARTS:
@@ -257,7 +257,7 @@ def _size_keeping(
     if settings.full_pool_tokens is not None:
         tokens_max = settings.full_pool_tokens
     counts[:] = at(
-        _largest(lambda tokens: geometry(layout, at(tokens)).byte_count <= memory, tokens_max)
+        largest(lambda tokens: geometry(layout, at(tokens)).byte_count <= memory, tokens_max)
     )
 
 
@@ -287,7 +287,7 @@ def _warn_short(
         )
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
+def largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest value in [0, most] that fits, where all below one that fits fit too.
 
     0 if none does.

@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate.ipc.protocol import Role
 from tidegate.kvcache.demand import Leg, Lengths, floors
-from tidegate.kvcache.layout import Tokens
+from tidegate.kvcache.layout import Pages, Tokens
 from tidegate.scheduler.state import Request, Worker
 
 
@@ -38,7 +38,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
     @property
     def tokens_limit(self) -> int:
-        return self.limit * self.worker.layout.groups[self.group].page_tokens
+        return self.worker.layout.groups[self.group].start_of(Pages(self.limit))
 
 
 def shortage(worker: Worker, leg: Leg, lengths: Lengths) -> Shortage | None:

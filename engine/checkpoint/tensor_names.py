@@ -1,5 +1,7 @@
 """The canonical names and shapes of a model's weights, and their names in GGUF files."""
 
+from math import prod
+
 from tidegate.engine.checkpoint.config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -54,6 +56,22 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes[HEAD] = embedding
     return shapes
+
+
+def has_float32(config: ModelConfig, shape: tuple[int, ...]) -> bool:
+    """Whether a weight of this shape stays float32 whatever type the others are loaded in.
+
+    Gemma's norms hold 1 + w, which bfloat16 would round.
+    """
+    return len(shape) == 1 and config.family == "gemma3"
+
+
+def weight_bytes(config: ModelConfig, element_bytes: int) -> int:
+    """Bytes of all weights once they are loaded, with elements of this size."""
+    return sum(
+        prod(shape) * (4 if has_float32(config, shape) else element_bytes)
+        for shape in weight_shapes(config).values()
+    )
 
 
 def gguf_names(config: ModelConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
 from tidegate.engine.checkpoint.gguf_header import GgufTensor
 from tidegate.engine.checkpoint.hf_checkpoint import HfCheckpoint
 from tidegate.engine.checkpoint.registry import Checkpoint
-from tidegate.engine.checkpoint.tensor_names import HEAD, gguf_names, weight_shapes
+from tidegate.engine.checkpoint.tensor_names import HEAD, gguf_names, has_float32, weight_shapes
 
 DTYPES = (torch.bfloat16, torch.float32)
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # Of stored tensors.
@@ -59,8 +59,8 @@ def load_weights(
     _check(checkpoint.path, shapes, source.shapes())
     weights: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
-        has_float32 = len(shape) == 1 and config.family == "gemma3"
-        weight = torch.empty(shape, dtype=torch.float32 if has_float32 else dtype)
+        own_dtype = torch.float32 if has_float32(config, shape) else dtype
+        weight = torch.empty(shape, dtype=own_dtype)
         source.fill(name, weight)
         weights[name] = weight
         if progress is not None:

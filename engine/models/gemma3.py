@@ -7,7 +7,6 @@ import torch
 from tidegate.engine.attention import Scratch, attend
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
-from tidegate.engine.models.kv_layout import attention_group
 from tidegate.engine.models.linear import GatedMlp, Linear, Place
 from tidegate.engine.models.parts import (
     Embedding,
@@ -19,22 +18,7 @@ from tidegate.engine.models.parts import (
     normalise_in_place,
     rotate,
 )
-from tidegate.kvcache.layout import All, Layout, Tokens, Window
 from tidegate.kvcache.page_store import PageStore
-
-
-def layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """Group "full" for the full layers, then "window" for the others; one may be missing."""
-    full = [layer for layer, is_window in enumerate(config.layer_is_window) if not is_window]
-    window = [layer for layer, is_window in enumerate(config.layer_is_window) if is_window]
-    full_group = attention_group("full", All(), full, config, page_tokens, dtype)
-    if config.window is None:
-        return Layout((full_group,), swa_only_transfer=None)
-    reach = Window(Tokens(config.window))
-    window_group = attention_group("window", reach, window, config, page_tokens, dtype)
-    # A window layer's query reads keys and values of its window and nothing else that earlier
-    # steps left behind. So decoding needs no page of the group below the window.
-    return Layout((full_group, window_group) if full else (window_group,), True)
 
 
 @dataclass(frozen=True, slots=True)

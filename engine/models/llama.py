@@ -7,7 +7,6 @@ import torch
 from tidegate.engine.attention import Scratch, attend
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
-from tidegate.engine.models.kv_layout import attention_group
 from tidegate.engine.models.linear import GatedMlp, Linear, Place
 from tidegate.engine.models.parts import (
     Embedding,
@@ -18,15 +17,7 @@ from tidegate.engine.models.parts import (
     normalise,
     rotate,
 )
-from tidegate.kvcache.layout import All, Layout
 from tidegate.kvcache.page_store import PageStore
-
-
-def layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """One group, "full"."""
-    layers = range(config.layer_count)
-    group = attention_group("full", All(), layers, config, page_tokens, dtype)
-    return Layout((group,), swa_only_transfer=None)
 
 
 @dataclass(frozen=True, slots=True)

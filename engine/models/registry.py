@@ -1,7 +1,6 @@
-"""The model families, each with its KV layout and its code, in one explicit table."""
+"""The code of the model families, in one explicit table. `layouts.py` has their layouts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,8 +8,8 @@ import torch
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import Family, ModelConfig
 from tidegate.engine.models import gemma3, llama
+from tidegate.engine.models.layouts import layout_for as layout_for
 from tidegate.engine.models.parts import Weights
-from tidegate.kvcache.layout import Layout
 from tidegate.kvcache.page_store import TORCH_DTYPES, PageStore
 
 
@@ -24,26 +23,9 @@ class Model(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _FamilyCode:
-    layout: Callable[[ModelConfig, int, str], Layout]
-    build: Callable[[ModelConfig, Weights, torch.device, torch.dtype], Model]
+Build = Callable[[ModelConfig, Weights, torch.device, torch.dtype], Model]
 
-
-_FAMILIES: dict[Family, _FamilyCode] = {
-    "gemma3": _FamilyCode(gemma3.layout, gemma3.Gemma3),
-    "llama": _FamilyCode(llama.layout, llama.Llama),
-}
-
-
-def layout_for(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """The KV layout of a model whose pools hold elements of `dtype` ("bfloat16", "float32").
-
-    Raises `LayoutError` if it cannot be served, for example with pages of 0 tokens.
-    """
-    layout = _FAMILIES[config.family].layout(config, page_tokens, dtype)
-    layout.check()
-    return layout
+_MODELS: dict[Family, Build] = {"gemma3": gemma3.Gemma3, "llama": llama.Llama}
 
 
 def build_model(
@@ -53,5 +35,5 @@ def build_model(
 
     `weights` are as `load_weights` gives them; the model takes them out of the dict.
     """
-    code = _FAMILIES[config.family]
-    return code.build(config, weights, torch.device(device), TORCH_DTYPES[dtype])
+    build = _MODELS[config.family]
+    return build(config, weights, torch.device(device), TORCH_DTYPES[dtype])

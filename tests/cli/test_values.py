@@ -98,3 +98,13 @@ def test_a_file_must_be_readable_text(tmp_path: Path) -> None:
     template.write_bytes(b"\xff\xfe")
     with pytest.raises(ArgumentTypeError, match="UTF-8"):
         values.readable_file(str(template))
+
+
+def test_sizes_of_requests_are_pairs() -> None:
+    assert values.lengths("1000+200, 8000+500") == ((1000, 200), (8000, 500))
+    for text in ("", "1000", "1000+", "0+5", "5+0", "1+2,", "1+2;3+4", "9999999999+1", "-1+2"):
+        with pytest.raises(ArgumentTypeError, match=r"such as 1000\+200"):
+            values.lengths(text)
+    values.lengths(",".join(["1+1"] * values.LENGTHS_COUNT_MAX))
+    with pytest.raises(ArgumentTypeError, match="16 of them at most; got 17"):
+        values.lengths(",".join(["1+1"] * (values.LENGTHS_COUNT_MAX + 1)))

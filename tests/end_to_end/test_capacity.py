@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+import msgspec
 import pytest
 import trio
 
 from end_to_end.serving import Server, serve
 from tidegate import AsyncClient
+from tidegate.cli.main import build_parser
+from tidegate.cli.planning import Plan
 from tidegate.clients.library import EndReason, RequestRefused
 
 WINDOW = 512
@@ -47,19 +50,36 @@ def refusal_ms(server: Server) -> float:
     return (times[1] - times[0]).total_seconds() * 1000
 
 
+OPTIONS = (
+    "gemma3-270m",
+    *("--full-pool-tokens", str(FULL_TOKENS)),
+    *("--window-pool-tokens", str(WINDOW_TOKENS)),
+    *("--max-running", "8"),
+)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve(
-        "gemma3-270m",
-        "--full-pool-tokens",
-        str(FULL_TOKENS),
-        "--window-pool-tokens",
-        str(WINDOW_TOKENS),
-        "--max-running",
-        "8",
-        "--poison-freed-pages",
-    ) as server:
+    with serve(*OPTIONS, "--poison-freed-pages") as server:
         yield server
+
+
+async def test_the_server_is_what_the_plan_said(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = build_parser().parse_args(["plan", *OPTIONS, "--json"])
+    assert arguments.run(arguments) == 0
+    plan = msgspec.json.decode(capsys.readouterr().out, type=Plan)
+    async with AsyncClient(server.endpoint) as client:
+        status = await client.status()
+    assert status.longest_prompt == plan.servers[0].longest_prompts[0].tokens
+    assert sorted(
+        (pool.role.value, pool.pool, pool.page_count, pool.page_tokens) for pool in status.pools
+    ) == sorted(
+        (worker.role, pool.name, pool.page_count, pool.page_tokens)
+        for worker in plan.workers
+        for pool in worker.pools
+    )
 
 
 async def test_the_longest_prompt_fills_the_full_pool_and_one_token_more_is_refused(

@@ -8,7 +8,8 @@ import pytest
 
 from oracle.make_tiny_checkpoint import make_tiny_checkpoint
 from tidegate.engine.checkpoint.registry import open_checkpoint
-from tidegate.engine.loading import LoadedEngine, load_engine, workspace_bytes
+from tidegate.engine.loading import LoadedEngine, load_engine
+from tidegate.engine.pools import workspace_bytes
 from tidegate.engine.settings import WorkerSettings
 from tidegate.ipc.protocol import Role, WorkerId
 from tidegate.kvcache.demand import Leg

@@ -19,6 +19,7 @@ from tidegate.kvcache.layout import (
     first_needed,
     page_count,
     span,
+    token_capacity,
 )
 
 SPEC = TensorSpec("k", 0, (2, 8), "bfloat16")
@@ -138,3 +139,26 @@ def test_pages_are_counted_as_a_walk_counts_them(page: int, start: int, end: int
     one = group(All(), page_tokens=page)
     assert one.start_of(one.page_of(Tokens(start))) <= start
     assert one.start_of(Pages(one.page_of(Tokens(start)) + 1)) > start
+
+
+@given(st.integers(0, 50), st.integers(1, 17))
+def test_pages_hold_as_many_positions_as_need_that_many_pages(count: int, page: int) -> None:
+    held = token_capacity(Pages(count), Tokens(page))
+    assert page_count(held, Tokens(page)) == count
+    assert page_count(Tokens(held + 1), Tokens(page)) == count + 1
+
+
+def test_the_bytes_of_a_position_are_rounded_up() -> None:
+    # 32 bytes for each position, and 4 for each compression window of 16.
+    compressed = TensorSpec("c", 0, (1,), "float32", tokens_per_entry=16)
+    both = Group("g", All(), Tokens(32), (SPEC, compressed))
+    assert both.entry_count(compressed) == 2
+    assert both.page_bytes == 32 * 32 + 2 * 4
+    assert both.bytes_per_token == 33
+    assert FULL.bytes_per_token == 32
+
+
+def test_only_a_window_group_has_window_tokens() -> None:
+    assert WINDOW.window_tokens == 8
+    assert FULL.window_tokens is None
+    assert group(Tail(Tokens(4), 1)).window_tokens is None

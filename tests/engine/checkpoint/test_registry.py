@@ -111,3 +111,14 @@ def test_a_chat_template_file_that_cannot_serve_is_refused(tmp_path: Path) -> No
     template.write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"template\.jinja: is not UTF-8"):
         open_checkpoint("smollm2-135m", template)
+
+
+def test_a_configuration_alone_will_do_for_whoever_needs_no_weights(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
+    (folder / "model.safetensors").unlink()
+    assert open_checkpoint(str(folder), needs_weights=False).config.family == "llama"
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
+        open_checkpoint(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        open_checkpoint(str(folder), needs_weights=False)

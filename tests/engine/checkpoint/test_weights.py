@@ -18,7 +18,7 @@ from tidegate.engine.checkpoint import weights as weights_module
 from tidegate.engine.checkpoint.config import FAMILIES
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.registry import open_checkpoint
-from tidegate.engine.checkpoint.tensor_names import weight_shapes
+from tidegate.engine.checkpoint.tensor_names import weight_bytes, weight_shapes
 from tidegate.engine.checkpoint.weights import load_weights
 
 Weights = dict[str, torch.Tensor]
@@ -127,6 +127,16 @@ def test_matrices_have_the_dtype_asked_for_and_gemma_norms_stay_float32(
         is_gemma_norm = family == "gemma3" and weight.ndim == 1
         assert weight.dtype == (torch.float32 if is_gemma_norm else torch.bfloat16)
         assert torch.equal(weight, exact[name].to(weight.dtype))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_bytes_of_all_weights_are_known_without_loading_them(
+    family: TinyFamily, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path, family)
+    loaded = sum(weight.nbytes for weight in load(folder, dtype).values())
+    assert weight_bytes(open_checkpoint(str(folder)).config, dtype.itemsize) == loaded
 
 
 def test_weights_split_over_files_are_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The KV layouts of the model families, in one explicit table. Loads no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidegate.engine.checkpoint.config import Family, ModelConfig
+from tidegate.engine.models.kv_layout import attention_group
+from tidegate.kvcache.layout import All, Layout, LayoutError, Tokens, Window
+
+NO_WINDOW = "no layer has a window, so there is nothing to leave out"
+KEYS_AND_VALUES = "2 x KV heads x head size x bytes of an element, for each layer"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTerms:
+    """A group of a family in general terms, whatever the model's size."""
+
+    pool: str
+    reach: str  # "all" or "window", as the tags of `Reach`.
+    layer_kind: str
+    bytes_per_token_rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyLayout:
+    """What every model of a family has in common.
+
+    `swa_only_transfer` is the flag of those that have window layers, and `reason` says why it
+    may be so. A model may lack a group that has none of its layers.
+    """
+
+    layout: Callable[[ModelConfig, int, str], Layout]
+    swa_only_transfer: bool | None
+    reason: str
+    groups: tuple[GroupTerms, ...]
+
+
+def layout_for(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
+    """The KV layout of a model whose pools hold elements of `dtype` ("bfloat16", "float32").
+
+    Raises `LayoutError` if it cannot be served, for example with pages of 0 tokens, and if
+    its flag is not the one that the family declares.
+    """
+    family = FAMILY_LAYOUTS[config.family]
+    layout = family.layout(config, page_tokens, dtype)
+    layout.check()
+    declared = family.swa_only_transfer if config.has_window_layers else None
+    if layout.swa_only_transfer != declared:
+        raise LayoutError(
+            f"swa_only_transfer of {config.name} is {layout.swa_only_transfer}, and the "
+            f"{config.family} family declares {declared}"
+        )
+    return layout
+
+
+def flag_reason(family: Family, layout: Layout) -> str:
+    """Why `layout_for` gives this layout of the family the flag that it has."""
+    if layout.swa_only_transfer is None:
+        return NO_WINDOW
+    return FAMILY_LAYOUTS[family].reason
+
+
+def llama_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
+    """One group, "full"."""
+    layers = range(config.layer_count)
+    group = attention_group("full", All(), layers, config, page_tokens, dtype)
+    return Layout((group,), swa_only_transfer=None)
+
+
+def gemma3_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
+    """Group "full" for the full layers, then "window" for the others; one may be missing."""
+    full = [layer for layer, is_window in enumerate(config.layer_is_window) if not is_window]
+    window = [layer for layer, is_window in enumerate(config.layer_is_window) if is_window]
+    full_group = attention_group("full", All(), full, config, page_tokens, dtype)
+    if config.window is None:
+        return Layout((full_group,), swa_only_transfer=None)
+    reach = Window(Tokens(config.window))
+    window_group = attention_group("window", reach, window, config, page_tokens, dtype)
+    # A window layer's query reads keys and values of its window and nothing else that earlier
+    # steps left behind. So decoding needs no page of the group below the window.
+    return Layout((full_group, window_group) if full else (window_group,), True)
+
+
+FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
+    "gemma3": FamilyLayout(
+        gemma3_layout,
+        swa_only_transfer=True,
+        reason="a window layer reads keys and values of its window, and nothing else that "
+        "earlier steps left behind",
+        groups=(
+            GroupTerms("full", "all", "full-attention layers", KEYS_AND_VALUES),
+            GroupTerms("window", "window", "sliding-window layers", KEYS_AND_VALUES),
+        ),
+    ),
+    "llama": FamilyLayout(
+        llama_layout,
+        swa_only_transfer=None,
+        reason=NO_WINDOW,
+        groups=(GroupTerms("full", "all", "all layers", KEYS_AND_VALUES),),
+    ),
+}
