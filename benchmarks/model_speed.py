@@ -18,6 +18,7 @@ from tidegate.engine.batch import Batch, RowPages, Segment
 from tidegate.engine.checkpoint.registry import open_checkpoint
 from tidegate.engine.checkpoint.weights import load_weights
 from tidegate.engine.models.registry import build_model, layout_for
+from tidegate.kvcache.layout import Tokens
 from tidegate.kvcache.page_store import TORCH_DTYPES, PageStore
 
 PAGE_TOKENS = 16
@@ -38,13 +39,14 @@ class Bench:
         self.tokens = shuffled.integers(0, 1000, 4096)
 
     def prefill(self, length: int, chunk: int) -> None:
-        tables = tuple(RowPages(0, pages[: length // PAGE_TOKENS + 1]) for pages in self.pages)
+        count = self._page_count(length + 1)
+        tables = tuple(RowPages(0, pages[:count]) for pages in self.pages)
         for first in range(0, length, chunk):
             tokens = self.tokens[first : min(first + chunk, length)]
             self._launch([Segment(tokens, first, first + chunk >= length, tables)])
 
     def decode(self, row_count: int) -> None:
-        width = CONTEXT // PAGE_TOKENS + 1
+        width = self._page_count(CONTEXT + 1)
         self._launch(
             [
                 Segment(
@@ -56,6 +58,9 @@ class Bench:
                 for row in range(row_count)
             ]
         )
+
+    def _page_count(self, tokens: int) -> int:
+        return self.layout.groups[0].pages(Tokens(tokens))
 
     def _launch(self, segments: list[Segment]) -> None:
         self.model.forward(Batch.build(segments, self.layout, self.device), self.store)

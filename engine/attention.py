@@ -1,7 +1,7 @@
 """Paged attention of one layer: writes the launch's keys and values, then attends.
 
-Only pages of positions from `first_needed` to the end are read, and of these only slots that
-hold a position which the query may see: a page may hold NaN wherever nothing was written.
+Only pages of positions from `first_needed` to the end are read. What lies in their slots that
+no query may see has no effect: it may be NaN, since pages are not cleared.
 
 Scores are matrix products with the softmax in float32. On a CPU without matrix units these
 beat torch's fused attention clearly in bfloat16, and one path serves all devices.

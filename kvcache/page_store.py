@@ -41,8 +41,10 @@ class PageStore:
         byte_count = max(self.geometry.byte_count, _MAP_BYTES_MIN)
         if self.device.type == "cpu":
             self._fd = os.memfd_create("tidegate-pool", os.MFD_CLOEXEC)
-            os.ftruncate(self._fd, byte_count)
-            self._map = mmap.mmap(self._fd, byte_count)
+            # All of it is taken now: a pool that the machine cannot hold fails here, and not
+            # when requests have been accepted against it.
+            os.posix_fallocate(self._fd, 0, byte_count)
+            self._map = mmap.mmap(self._fd, byte_count, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         elif self.device.type == "cuda":
             self._bytes = torch.zeros(byte_count, dtype=torch.uint8, device=self.device)

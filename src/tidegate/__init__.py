@@ -1,4 +1,4 @@
-"""tidegate: a serving system for large language models with separate prefill and decode workers.
+"""tidegate serves large language models with prefill and decode on separate workers.
 
 Importing this package loads neither torch nor trio; the names below are loaded on first use.
 """

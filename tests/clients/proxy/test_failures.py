@@ -217,12 +217,12 @@ async def test_requests_that_outlast_the_grace_get_an_error(
     proxy: RunningProxy, scheduler: FakeScheduler
 ) -> None:
     scheduler.behaviour = answer_and_hang([1])
-    began = trio.current_time()
     streams: list[Events] = [[] for _ in range(4)]
     async with trio.open_nursery() as nursery:
         for events in streams:
             nursery.start_soon(events_until_end, proxy, FIELDS, events)
         await until(lambda: all(streams))
+        began = trio.current_time()
         proxy.stop.set(0)
         await proxy.ended.wait()
     assert [events[-1]["error"]["code"] for events in streams] == ["shutting_down"] * 4
