@@ -9,10 +9,10 @@ import trio
 from end_to_end.serving import serve
 from tidegate import AsyncClient
 
-PROMPT_TOKENS = 96
-OUTPUT_TOKENS = 64
+PROMPT_TOKENS = 32
+OUTPUT_TOKENS = 96
 STREAM_COUNT = 6
-POOL_TOKENS = 400
+POOL_TOKENS = 288
 
 
 def prompt(index: int) -> list[int]:
