@@ -471,8 +471,8 @@ async def test_requests_wait_for_a_scheduler_that_reads_slowly(
         lengths.append(len(result.token_ids))
 
     async with AsyncClient(scheduler.endpoint) as client:
-        await client.status()
         scheduler.reads = trio.Event()
+        await client.status()  # The last that it reads.
         async with trio.open_nursery() as nursery:
             for _ in range(300):
                 nursery.start_soon(ask)
@@ -496,8 +496,8 @@ async def test_too_many_requests_that_are_not_taken_are_refused(
             refused.append(error.status)
 
     async with AsyncClient(scheduler.endpoint) as client:
-        await client.status()
         scheduler.reads = trio.Event()
+        await client.status()  # The last that it reads.
         async with trio.open_nursery() as nursery:
             for _ in range(300):
                 nursery.start_soon(ask)
