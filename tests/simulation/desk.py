@@ -1,0 +1,234 @@
+"""A scheduler without sockets: the real core, its commands carried out, every answer judged.
+
+It does what the shell does, turn by turn, and checks after each event and plan what must
+always hold.
+"""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from simulation.fake_worker import FakeWorker
+from simulation.judge import Judge
+from simulation.memory import SimulationError
+from simulation.reference import may_ever_run
+from simulation.scripts import STOP_TOKEN, Script, script_of
+from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import (
+    EndReason,
+    Fault,
+    Plan,
+    Report,
+    RequestId,
+    Row,
+    Sampling,
+    Start,
+    WorkerId,
+    pack_ids,
+    unpack_ids,
+)
+from tidegate.scheduler.commands import (
+    AcceptRequest,
+    Command,
+    EmitTokens,
+    FinishRequest,
+    Record,
+    RefuseRequest,
+    SendPlan,
+    StartRow,
+)
+from tidegate.scheduler.core import Core
+from tidegate.scheduler.events import (
+    Cancelled,
+    ClientGone,
+    ClientId,
+    Event,
+    Reported,
+    RowFaulted,
+    RowTokens,
+    Submitted,
+    WorkerJoined,
+    WorkerLost,
+)
+from tidegate.scheduler.settings import CoreSettings
+
+CONTEXT = 100_000
+
+
+class Desk:
+    """Turns in, plans out. `trace`, if given, is called with each event and command."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        scripts: dict[int, Script],
+        trace: Callable[[object], None] | None = None,
+        *,
+        checks: bool = True,
+    ) -> None:
+        self.core = Core(settings)
+        self.judge = Judge()
+        self.records: dict[LogEvent, int] = {}
+        self._scripts = scripts
+        self._living: set[RequestId] = set()
+        self._may_run: dict[RequestId, bool] = {}
+        self._reports: list[tuple[int, ...]] = []
+        self._trace = trace
+        self._checks = checks
+
+    # --- Events ---
+
+    def join(self, worker: FakeWorker, now_us: int) -> None:
+        joined = WorkerJoined(
+            worker.worker,
+            worker.role,
+            worker.pool,
+            worker.incarnation,
+            worker.layout,
+            CONTEXT,
+            worker.handle,
+            worker.row_count,
+        )
+        self.apply(joined, now_us)
+
+    def lose(self, worker: WorkerId, reason: str, now_us: int) -> None:
+        self.apply(WorkerLost(worker, reason), now_us)
+
+    def submit(self, script: Script, client: str, now_us: int) -> None:
+        self.judge.submit(script)
+        self._living.add(script.request_id)
+        self._may_run[script.request_id] = may_ever_run(
+            [
+                (worker.role, worker.layout, worker.books.page_counts)
+                for worker in self.core.fleet.healthy()
+            ],
+            script,
+            self.core.fleet.settings.default_max_tokens,
+        )
+        submitted = Submitted(
+            script.request_id,
+            ClientId(client),
+            script.prompt_tokens,
+            script.max_tokens,
+            script.priority,
+            script.timeout_ms,
+        )
+        self.apply(submitted, now_us)
+
+    def cancel(self, request_id: RequestId, kept: int, now_us: int) -> None:
+        self.judge.cancel(request_id)
+        if request_id in self._living:
+            self.apply(Cancelled(request_id, kept, EndReason.CANCELLED), now_us)
+
+    def client_gone(self, client: str, now_us: int) -> None:
+        for request_id in self.core.fleet.by_client.get(ClientId(client), ()):
+            self.judge.cancel(request_id)
+        self.apply(ClientGone(ClientId(client), "it went away"), now_us)
+
+    def report(self, worker: WorkerId, report: Report, now_us: int) -> None:
+        rows: list[RowTokens] = []
+        offset = 0
+        for row, count in zip(unpack_ids(report.rows), unpack_ids(report.counts), strict=True):
+            rows.append(RowTokens(Row(row), count, offset))
+            offset += count
+        self._reports.append(unpack_ids(report.tokens))
+        reported = Reported(
+            worker,
+            len(self._reports) - 1,
+            report.applied,
+            report.completed,
+            tuple(rows),
+            report.ended,
+            report.chunks,
+            report.fetched,
+        )
+        self.apply(reported, now_us)
+
+    def fault(self, worker: WorkerId, fault: Fault, now_us: int) -> None:
+        event = RowFaulted(worker, fault.row, fault.request_id, fault.kind, fault.text)
+        self.apply(event, now_us)
+
+    def apply(self, event: Event, now_us: int) -> None:
+        if self._trace is not None:
+            self._trace(event)
+        self.core.apply(event, now_us)
+        if self._checks:
+            self.core.fleet.check()
+
+    # --- Plans ---
+
+    def plan(self, now_us: int) -> list[tuple[WorkerId, Plan]]:
+        """Ends the turn: carries out all commands; returns the plans to send."""
+        plans: list[tuple[WorkerId, Plan]] = []
+        for command in self.core.plan(now_us):
+            if self._trace is not None:
+                self._trace(command)
+            self._carry_out(command, plans)
+        self._reports.clear()
+        if self._checks:
+            self.core.check()
+        self._check_progress(now_us)
+        return plans
+
+    def _carry_out(self, command: Command, plans: list[tuple[WorkerId, Plan]]) -> None:
+        match command:
+            case SendPlan():
+                operations = tuple(
+                    self._start(operation) if isinstance(operation, StartRow) else operation
+                    for operation in command.operations
+                )
+                plans.append((command.worker, Plan(command.seq, operations)))
+            case AcceptRequest(request_id=request_id):
+                if not self._may_run[request_id]:
+                    raise SimulationError(f"{request_id} can never run, and was accepted")
+                self.judge.accept(command)
+            case RefuseRequest(request_id=request_id, status=status):
+                self._living.remove(request_id)
+                if self._may_run[request_id] and status != 429:
+                    raise SimulationError(f"{request_id} could run, but: {command.text}")
+                self.judge.refuse(command)
+            case EmitTokens(request_id=request_id, first_index=first_index):
+                end = command.offset + command.count
+                tokens = list(self._reports[command.report][command.offset : end])
+                self.judge.emit(request_id, first_index, tokens)
+            case FinishRequest():
+                self._living.remove(command.request_id)
+                self.judge.finish(command)
+            case Record(event=event):
+                self.records[event] = self.records.get(event, 0) + 1
+                if event is LogEvent.INTERNAL_ERROR:
+                    raise SimulationError(f"an internal error: {command.fields}")
+            case _:
+                assert_never(command)
+
+    def _start(self, row: StartRow) -> Start:
+        """The shell's join: it knows the tokens of living requests only."""
+        if row.request_id not in self._living:
+            raise SimulationError(f"{row.request_id} is started, and has ended")
+        script = script_of(row.request_id, self._scripts)
+        prompt = range(row.position, script.prompt_tokens)
+        output = self.judge.streams[row.request_id].tokens
+        tokens = [script.prompt_token(position) for position in prompt]
+        tokens += output[max(0, row.position - script.prompt_tokens) :]
+        return Start(
+            row.row,
+            row.request_id,
+            row.position,
+            pack_ids(tokens),
+            row.output_index,
+            row.limit,
+            row.pages,
+            Sampling(),
+            stop_ids=pack_ids([STOP_TOKEN]),
+            ignore_eos=False,
+        )
+
+    def _check_progress(self, now_us: int) -> None:
+        """Nothing waits while nothing is under way, and the core will wake up in time."""
+        fleet = self.core.fleet
+        if fleet.requests and not any(worker.is_working for worker in fleet.healthy()):
+            raise SimulationError("requests wait, and nothing is under way")
+        wake_us = self.core.wake_us
+        if wake_us is not None and wake_us <= now_us:
+            raise SimulationError("the core asks to be woken up in the past")
+        if fleet.requests and wake_us is None:
+            raise SimulationError("requests are alive without any deadline")

@@ -1,0 +1,74 @@
+"""A fleet that answers at once: for questions about outcomes, and not about time."""
+
+from collections.abc import Sequence
+
+from simulation.desk import Desk
+from simulation.fake_worker import FakeWorker, PoolKey
+from simulation.memory import Memory, SimulationError
+from simulation.scripts import Script
+from tidegate.ipc.protocol import Incarnation, Plan, Report, Role, WorkerId
+from tidegate.kvcache.layout import Layout
+from tidegate.scheduler.commands import FinishRequest, RefuseRequest
+from tidegate.scheduler.settings import CoreSettings
+
+ROUND_COUNT_MAX = 10_000
+
+
+class InstantFleet:
+    """Workers with pools of these sizes around a real core. Each call runs to quiet."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        pools: Sequence[tuple[Role, Sequence[int]]],
+        settings: CoreSettings,
+        *,
+        row_count: int = 4,
+        checks: bool = True,
+    ) -> None:
+        self.scripts: dict[int, Script] = {}
+        self.desk = Desk(settings, self.scripts, checks=checks)
+        self.workers: dict[WorkerId, FakeWorker] = {}
+        memories: dict[PoolKey, Memory] = {}
+        for index, (role, page_counts) in enumerate(pools):
+            worker = FakeWorker(
+                WorkerId(f"{role.value}-{index}"),
+                role,
+                layout,
+                page_counts,
+                row_count,
+                Incarnation(index + 1),
+                memories,
+                self.scripts,
+            )
+            self.workers[worker.worker] = worker
+            self.desk.join(worker, 0)
+        self.settle()
+
+    def run(self, prompt_tokens: int, max_tokens: int | None) -> FinishRequest | RefuseRequest:
+        """Submit one request and run until nothing is left to do; returns its last answer."""
+        script = Script(len(self.scripts), prompt_tokens, max_tokens)
+        self.scripts[script.number] = script
+        self.desk.submit(script, "client", 0)
+        self.settle()
+        answer = self.desk.judge.streams[script.request_id].answer
+        if answer is None or not self.desk.core.is_idle:
+            raise SimulationError(f"{script} does not come to an end")
+        return answer
+
+    def settle(self) -> None:
+        for _ in range(ROUND_COUNT_MAX):
+            plans = self.desk.plan(0)
+            if not plans:
+                return
+            for worker, plan in plans:
+                for report in self._answers(self.workers[worker], plan):
+                    self.desk.report(worker, report, 0)
+        raise SimulationError("the fleet does not come to rest")
+
+    def _answers(self, worker: FakeWorker, plan: Plan) -> list[Report]:
+        worker.receive(plan)
+        reports = [worker.land_pull(pull) for pull in worker.apply_plans()]
+        while worker.make_launch() is not None:
+            reports.append(worker.land())
+        return reports or [worker.report()]

@@ -1,0 +1,94 @@
+"""A slice of seeds: whole fleets in virtual time, with all that may go wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.__main__ import add, run_seed
+from simulation.scenario import CANCEL_PHASES, Trouble, draw
+from simulation.simulator import Outcome, Simulator
+from tidegate.scheduler.phases import Phase
+
+FOLDER = Path(__file__).parent
+SLICES = [range(first, first + 40) for first in range(0, 240, 40)]
+
+
+def failed_seeds() -> list[int]:
+    """Seeds that once failed: the first word of each line that is no comment."""
+    lines = (FOLDER / "failed_seeds.txt").read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("seeds", SLICES, ids=[f"{s.start}-{s.stop}" for s in SLICES])
+def test_whatever_goes_wrong_everything_ends_and_nothing_leaks(seeds: range) -> None:
+    for seed in seeds:
+        run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", failed_seeds())
+def test_a_seed_that_once_failed_runs_to_its_end(seed: int) -> None:
+    run_seed(seed)
+
+
+def test_when_nothing_goes_wrong_every_accepted_request_is_complete() -> None:
+    total = Outcome()
+    for seed in range(1000, 1060):
+        add(total, Simulator(draw(seed, troubles=())).run())
+    assert total.ended_early == 0
+    assert total.complete > 300 and total.token_count > 2000
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_each_trouble_alone_ends_some_requests_early_and_harms_no_other(
+    trouble: Trouble,
+) -> None:
+    total = Outcome()
+    for seed in range(2000, 2025):
+        add(total, Simulator(draw(seed, troubles=(trouble,))).run())
+    assert total.ended_early > 0
+    assert total.complete > total.ended_early
+
+
+def test_requests_are_cancelled_in_every_phase_and_late_answers_come() -> None:
+    total = Outcome()
+    for seed in range(3000, 3060):
+        add(total, Simulator(draw(seed, troubles=(Trouble.CANCEL,))).run())
+    assert all(total.cancelled_in.get(phase, 0) > 5 for phase in CANCEL_PHASES)
+    assert total.cancelled_in[Phase.WAITING] > 5
+    assert total.stale_answer_count > 5
+
+
+def trace_of(seed: int) -> list[str]:
+    lines: list[str] = []
+    Simulator(draw(seed), trace=lambda now_us, item: lines.append(f"{now_us} {item}")).run()
+    return lines
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    first = trace_of(7)
+    assert len(first) > 100
+    assert trace_of(7) == first
+    assert trace_of(8) != first
+
+
+def test_no_order_of_a_set_reaches_a_trace() -> None:
+    """Strings hash differently in each process, unless their seed is set."""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-m", "simulation", "--digest", "--seeds", "0:12"],
+            env=os.environ
+            | {
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    (digest,) = digests
+    assert len(digest.splitlines()) == 12
