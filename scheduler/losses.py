@@ -54,18 +54,25 @@ def suspect_stalled(fleet: Fleet, now_us: int) -> None:
 def end_homeless(fleet: Fleet, now_us: int) -> None:
     """End what no healthy worker could run to its end."""
     healthy = fleet.healthy()
-    homeless = [r for r in fleet.requests.values() if is_homeless(r, healthy)]
-    text = "the workers that could run it are gone, or make no progress"
-    fleet.end_all(homeless, now_us, text)
+    for request in tuple(fleet.requests.values()):
+        reason = why_homeless(request, healthy)
+        if reason is not None:
+            text = f"the workers that could run it are gone or make no progress: {reason}"
+            fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
 
 
-def is_homeless(request: Request, healthy: list[Worker]) -> bool:
-    """Has the request still to find a worker, and none of these could ever hold it?"""
-    lengths = request.lengths
+def why_homeless(request: Request, healthy: list[Worker]) -> str | None:
+    """Why none of these could ever hold a request that has still to find a worker.
+
+    None if one could, or if it has its last place already.
+    """
     if request.phase is Phase.WAITING:
-        return find_refusal(healthy, lengths) is not None
+        refusal = find_refusal(healthy, request.lengths)
+        return None if refusal is None else refusal.text
     source = request.source
     if source is None or source.leg is Leg.WHOLE or request.target is not None:
-        return False
+        return None
     targets = of_role(healthy, Role.DECODE)
-    return all(shortage(worker, Leg.TARGET, lengths) is not None for worker in targets)
+    if any(shortage(worker, Leg.TARGET, request.lengths) is None for worker in targets):
+        return None
+    return "no decode worker is left that holds it"
