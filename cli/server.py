@@ -25,6 +25,7 @@ from tidegate.cli.readiness import wait_ready
 from tidegate.cli.ready import Served, ready_text
 from tidegate.cli.run_folder import open_run_folder
 from tidegate.cli.settings import (
+    check_chat_template,
     log_file,
     proxy_settings,
     scheduler_settings,
@@ -56,6 +57,7 @@ def run_server(arguments: argparse.Namespace) -> int:
         workers = _workers(arguments, worker_endpoint)
         checkpoint = open_checkpoint(arguments.model, arguments.chat_template)
         check_model(arguments, checkpoint.config)
+        check_chat_template(arguments.chat_template)
         scheduler = scheduler_settings(
             arguments, client_endpoint=client_endpoint, worker_endpoint=worker_endpoint
         )

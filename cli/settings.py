@@ -114,6 +114,19 @@ def check_device(device: str) -> None:
         raise SettingError(f"--device {device}: there are cuda:0 to cuda:{found - 1}")
 
 
+def check_chat_template(path: Path | None) -> None:
+    """That a template that was given parses, before the first chat finds out."""
+    if path is None:
+        return
+    # Here, since a worker that is started alone needs no jinja2.
+    from tidegate.clients.chat_template import ChatTemplate, ChatTemplateError
+
+    try:
+        ChatTemplate(path.read_text(encoding="utf-8"))
+    except ChatTemplateError as error:
+        raise SettingError(f"--chat-template: {path}: {error}") from None
+
+
 def check_kv_memory(kv_memory: int, worker_count: int) -> None:
     """On cpu: that the pools of all workers fit into the memory there is."""
     available = memory_available()

@@ -81,10 +81,6 @@ class TokenQueue:
         while not self._ids and not self.is_over:
             await self._changed.wait()
 
-    async def wait_over(self) -> None:
-        while not self.is_over:
-            await self._changed.wait()
-
     def take(self) -> "array[int]":
         """The ids that are there. Once a failed request's ids are taken, raises its error."""
         if not self._ids and self._error is not None:

@@ -297,7 +297,9 @@ class Hello(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """One launch, or a sign of life. All launches under plans up to `completed` are over.
+    """One launch, or a sign of life.
+
+    Every launch and pull that was begun before plan `completed` was applied is over.
 
     `rows`, `counts` are uint32 lists of equal length: row i sampled `counts[i]` tokens, which
     follow one another in `tokens`. `applied` is the newest plan that this launch knew.

@@ -27,7 +27,7 @@ from tidegate.scheduler.events import (
     WorkerLost,
 )
 from tidegate.scheduler.fleet import Fleet
-from tidegate.scheduler.losses import is_homeless, lose_worker
+from tidegate.scheduler.losses import lose_worker, why_homeless
 from tidegate.scheduler.planner import make_plan
 from tidegate.scheduler.reports import apply_fault, apply_report
 from tidegate.scheduler.settings import CoreSettings
@@ -99,7 +99,8 @@ class Core:
         """Assert every invariant of the state. Tests call it after each event."""
         self.fleet.check()
         healthy = self.fleet.healthy()
-        assert not any(is_homeless(r, healthy) for r in self.fleet.requests.values())
+        for request in self.fleet.requests.values():
+            assert why_homeless(request, healthy) is None
 
     def _join(self, joined: WorkerJoined, now_us: int) -> None:
         fleet = self.fleet

@@ -132,7 +132,7 @@ def admit_max_tokens(
 def find_refusal(workers: Sequence[Worker], lengths: Lengths) -> Refusal | None:
     """None if some choice of workers holds the request to its end on an idle fleet."""
     if not workers:
-        return Refusal(503, "no_worker", "no worker has joined yet")
+        return Refusal(503, "no_worker", "there is no worker")
     context = max(worker.context for worker in workers)
     if lengths.end > context:
         return _beyond_context(lengths, context)
@@ -184,9 +184,7 @@ def _beyond_context(lengths: Lengths, context: int) -> Refusal:
 def _no_role(lengths: Lengths, sources: Sequence[Worker], targets: Sequence[Worker]) -> Refusal:
     missing = Role.PREFILL if not sources else Role.DECODE
     assert missing is Role.PREFILL or not targets
-    return Refusal(
-        503, "no_worker", f"no {missing.value} worker has joined", role=missing.value
-    )
+    return Refusal(503, "no_worker", f"there is no {missing.value} worker", role=missing.value)
 
 
 def _too_large(lengths: Lengths, short: Shortage) -> Refusal:

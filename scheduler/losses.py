@@ -13,12 +13,13 @@ from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, PeerGone, Role, WorkerId
 from tidegate.kvcache.demand import Leg
 from tidegate.scheduler.deadlines import restart
-from tidegate.scheduler.door import admission_choices, holding, of_role
+from tidegate.scheduler.door import admission_choices, find_refusal, holding, of_role
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat, Worker
 
 RESTART_COUNT_MAX = 3
+GONE = "the workers that could run it are gone or make no progress"
 
 
 def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> None:
@@ -27,13 +28,14 @@ def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> 
     if worker is None:
         return
     text = f"worker {worker_id} is gone: {reason}"
+    survivors = [other for other in fleet.healthy() if other is not worker]
     for seat in tuple(worker.seats.values()):
-        _begin_anew(fleet, seat, now_us, text)
+        _begin_anew(fleet, seat, survivors, now_us, text)
     del fleet.workers[worker_id]
     for other in fleet.workers.values():
         if other.role is Role.DECODE and worker.role is Role.PREFILL:
             other.add(PeerGone(worker.pool, worker.incarnation))
-    end_homeless(fleet, now_us, f"{text}, and no other could run it")
+    end_homeless(fleet, now_us)
 
 
 def suspect_stalled(fleet: Fleet, now_us: int) -> None:
@@ -53,37 +55,56 @@ def suspect_stalled(fleet: Fleet, now_us: int) -> None:
         for seat in tuple(worker.seats.values()):
             fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)
     if stalled:
-        end_homeless(fleet, now_us, "the workers that could run it make no progress")
+        end_homeless(fleet, now_us)
 
 
-def end_homeless(fleet: Fleet, now_us: int, text: str) -> None:
+def end_homeless(fleet: Fleet, now_us: int) -> None:
     """End what no healthy worker could run to its end."""
     healthy = fleet.healthy()
-    homeless = [r for r in fleet.requests.values() if is_homeless(r, healthy)]
-    fleet.end_all(homeless, now_us, text)
+    for request in tuple(fleet.requests.values()):
+        reason = why_homeless(request, healthy)
+        if reason is not None:
+            fleet.finish(request, EndReason.ERROR, now_us, f"{GONE}: {reason}", status=503)
 
 
-def is_homeless(request: Request, healthy: list[Worker]) -> bool:
-    """Has the request still to find a worker, and none of these could ever hold it?"""
+def why_homeless(request: Request, healthy: list[Worker]) -> str | None:
+    """Why none of these could ever hold a request that has still to find a worker.
+
+    None if one could, or if it has its last place already.
+    """
     if request.phase is Phase.WAITING:
-        return not admission_choices(healthy, request)
+        if admission_choices(healthy, request):
+            return None
+        refusal = find_refusal(healthy, request.remaining)
+        return "no worker is left that holds it" if refusal is None else refusal.text
     source = request.source
     if source is None or source.leg is Leg.WHOLE or request.target is not None:
-        return False
-    return not holding(of_role(healthy, Role.DECODE), Leg.TARGET, source.lengths)
+        return None
+    if holding(of_role(healthy, Role.DECODE), Leg.TARGET, source.lengths):
+        return None
+    return "no decode worker is left that holds it"
 
 
-def _begin_anew(fleet: Fleet, seat: Seat, now_us: int, text: str) -> None:
+def _begin_anew(
+    fleet: Fleet, seat: Seat, survivors: list[Worker], now_us: int, text: str
+) -> None:
     """A request whose worker is lost runs elsewhere, with the tokens that it has brought."""
     request = seat.request
-    if request.restart_count >= RESTART_COUNT_MAX:
+    keeps_source = seat is request.target and request.phase is Phase.HANDING_OFF
+    if keeps_source:
+        fits = bool(holding(of_role(survivors, Role.DECODE), Leg.TARGET, seat.lengths))
+    else:
+        fits = bool(admission_choices(survivors, request))
+    if not fits:
+        fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
+    elif request.restart_count >= RESTART_COUNT_MAX:
         text = f"{text}; the request has begun anew {RESTART_COUNT_MAX} times already"
         fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
-        return
-    request.restart_count += 1
-    if seat is request.target and request.phase is Phase.HANDING_OFF:
-        fleet.void_pull(request)
-        fleet.await_target(request)
     else:
-        fleet.requeue(request, now_us)
-    restart(fleet, request, now_us)
+        request.restart_count += 1
+        if keeps_source:
+            fleet.void_pull(request)
+            fleet.await_target(request)
+        else:
+            fleet.requeue(request, now_us)
+        restart(fleet, request, now_us)

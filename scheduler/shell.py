@@ -5,6 +5,7 @@ plan, and carries it out; sends never wait. What a send finds out (a peer that i
 too slowly) becomes an event of the next turn.
 """
 
+import hashlib
 import random
 from typing import assert_never
 
@@ -55,6 +56,7 @@ from tidegate.scheduler.streams import TOKEN_BYTES, Stream, Streams
 from tidegate.scheduler.worker_desk import Turn, WorkerDesk
 
 SEED_MAX = 2**63 - 1
+CLIENT_ID_BYTES = 8
 
 
 class ShellSettings(msgspec.Struct, frozen=True):
@@ -349,8 +351,11 @@ def refused_message(stream: Stream, command: RefuseRequest) -> Refused:
 
 
 def client_id(peer: bytes) -> ClientId:
-    """A connection's name in the core and in logs."""
-    return ClientId(peer.hex())
+    """A connection's name in the core and in logs.
+
+    Its identity itself is a secret: whoever has it can take the connection over.
+    """
+    return ClientId(hashlib.blake2b(peer, digest_size=CLIENT_ID_BYTES).hexdigest())
 
 
 def now_us() -> int:

@@ -95,6 +95,16 @@ def test_the_flag_is_for_models_with_window_layers(capsys: pytest.CaptureFixture
     assert "--swa-only-transfer: smollm2-135m has no window layers" in capsys.readouterr().err
 
 
+def test_a_chat_template_is_parsed_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}")
+    options = ("--chat-template", str(template), "--log", "/dev/null", "--port", "0")
+    assert status_of("serve", "smollm2-135m", *options) == 2
+    assert f"--chat-template: {template}: the chat template does not" in capsys.readouterr().err
+
+
 def test_logs_are_read_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

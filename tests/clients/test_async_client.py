@@ -431,6 +431,83 @@ async def test_messages_about_nothing_of_ours_are_ignored(scheduler: FakeSchedul
     assert result.token_ids == (1,)
 
 
+async def test_lists_of_tokens_that_do_not_fit_end_the_connection(
+    scheduler: FakeScheduler,
+) -> None:
+    async def behave(request: FakeRequest) -> None:
+        request.accept()
+        stream, two = pack_ids([request.stream]), pack_ids([2])
+        request.send(NewTokens(stream, pack_ids([0]), two, pack_ids([1])))
+
+    scheduler.behaviour = behave
+    async with AsyncClient(scheduler.endpoint) as client:
+        with pytest.raises(ServerLost, match="do not fit together"):
+            await client.complete([1], detokenise=False)
+
+
+async def test_what_the_scheduler_cannot_read_fails_what_it_has_not_answered(
+    scheduler: FakeScheduler,
+) -> None:
+    async with AsyncClient(scheduler.endpoint) as client:
+        scheduler.behaviour = hang
+        running = client.generate([1])
+        await running.start()
+        with pytest.raises(RequestFailed, match=r"cannot read what was sent: .*max_tokens|str"):
+            await client.complete([1], max_tokens="many", detokenise=False)  # type: ignore[arg-type]
+        scheduler.behaviour = answer([1])
+        assert (await client.complete([1], max_tokens=1)).token_ids == (1,)
+        assert not scheduler.requests[0].cancels
+
+
+async def test_requests_wait_for_a_scheduler_that_reads_slowly(
+    scheduler: FakeScheduler,
+) -> None:
+    """More than its socket takes, so that the rest is kept here."""
+    prompt = [1] * 50_000
+    lengths: list[int] = []
+
+    async def ask() -> None:
+        result = await client.complete(prompt, max_tokens=1, detokenise=False)
+        lengths.append(len(result.token_ids))
+
+    async with AsyncClient(scheduler.endpoint) as client:
+        scheduler.reads = trio.Event()
+        await client.status()  # The last that it reads.
+        async with trio.open_nursery() as nursery:
+            for _ in range(300):
+                nursery.start_soon(ask)
+            await trio.sleep(0.2)
+            assert not lengths
+            scheduler.reads.set()
+    assert lengths == [1] * 300
+    assert {len(request.prompt) for request in scheduler.requests} == {len(prompt)}
+
+
+async def test_too_many_requests_that_are_not_taken_are_refused(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.clients.unsent.FRAME_COUNT_MAX", 5)
+    refused: list[int] = []
+
+    async def ask() -> None:
+        try:
+            await client.complete([1] * 50_000, max_tokens=1, detokenise=False)
+        except RequestRefused as error:
+            refused.append(error.status)
+
+    async with AsyncClient(scheduler.endpoint) as client:
+        scheduler.reads = trio.Event()
+        await client.status()  # The last that it reads.
+        async with trio.open_nursery() as nursery:
+            for _ in range(300):
+                nursery.start_soon(ask)
+            await trio.sleep(0.2)
+            scheduler.reads.set()
+    assert 100 < len(refused) < 300
+    assert set(refused) == {429}
+    assert len(scheduler.requests) == 300 - len(refused)
+
+
 async def test_no_scheduler_is_told_with_the_endpoint(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/no.sock"
     began = trio.current_time()

@@ -106,6 +106,8 @@ class FakeScheduler:
         self.ready_reason = ""
         self.pings = True
         self.answers_questions = True
+        self.reads = trio.Event()  # Replace it by one that is not set, and nothing is read.
+        self.reads.set()
         self.requests: list[FakeRequest] = []
         self.unknown_cancels: list[Cancel] = []
         self.question_count = 0
@@ -140,6 +142,7 @@ class FakeScheduler:
             nursery.start_soon(self._link.run)
             nursery.start_soon(self._ping)
             while True:
+                await self.reads.wait()
                 try:
                     frames = await self._link.receive()
                 except trio.ClosedResourceError:

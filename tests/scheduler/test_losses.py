@@ -94,6 +94,9 @@ def test_waiting_requests_that_no_worker_can_run_any_more_end_with_the_loss() ->
     # The prompt that runs would find no decode worker; one token needs none.
     assert sorted(ended) == ["pair", "r"]
     assert all(answer.status == 503 for answer in ended.values())
+    because = "the workers that could run it are gone or make no progress: "
+    assert ended["pair"].text == because + "there is no decode worker"
+    assert ended["r"].text == because + "no decode worker is left that holds it"
     assert bench.phase("one") is Phase.WAITING
 
 

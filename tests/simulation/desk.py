@@ -11,7 +11,7 @@ from simulation.fake_worker import FakeWorker
 from simulation.judge import Judge
 from simulation.memory import SimulationError
 from simulation.reference import may_ever_run
-from simulation.scripts import Script, script_of
+from simulation.scripts import STOP_TOKEN, Script, script_of
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
     EndReason,
@@ -218,8 +218,8 @@ class Desk:
             row.limit,
             row.pages,
             Sampling(),
-            b"",
-            False,
+            stop_ids=pack_ids([STOP_TOKEN]),
+            ignore_eos=False,
         )
 
     def _check_progress(self, now_us: int) -> None:

@@ -166,11 +166,15 @@ class FakeWorker:
                         _require(self._peers.pop(pool, None) == incarnation, "unknown peer")
                     case Poison(group=group, ids=ids):
                         self.memory.poison(group, unpack_ids(ids))
-                    case Start():
-                        self._start(operation)
-                    case Chunk() | Grow() | Limit() | Stop():
-                        self._change_row(operation)
+                    case Start() | Chunk() | Grow() | Limit() | Stop():
+                        self.apply_to_row(operation)
         return pulls
+
+    def apply_to_row(self, operation: Start | Chunk | Grow | Limit | Stop) -> None:
+        if isinstance(operation, Start):
+            self._start(operation)
+        else:
+            self._change_row(operation)
 
     def _start(self, start: Start) -> None:
         _require(start.row not in self.rows, f"row {start.row} is in use")

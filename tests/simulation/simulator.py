@@ -64,8 +64,10 @@ class Simulator:
         trace: Callable[[int, object], None] | None = None,
         *,
         checks: bool = True,
+        worker_class: type[FakeWorker] = FakeWorker,
     ) -> None:
         self.scenario = scenario
+        self._worker_class = worker_class
         self.outcome = Outcome()
         self.now_us = 0
         self._random = Random(scenario.seed * 2 + 1)
@@ -162,7 +164,7 @@ class Simulator:
 
     def _born(self, plan: WorkerPlan) -> None:
         self._incarnation += 1
-        worker = FakeWorker(
+        worker = self._worker_class(
             plan.worker,
             plan.role,
             self.scenario.layout,
@@ -350,7 +352,7 @@ class Simulator:
             case EndReason.ERROR if answer.text.endswith("failed: the copy failed"):
                 is_right = Trouble.FETCH in troubles
             case EndReason.ERROR:
-                is_homeless = "could run it make no progress" in answer.text
+                is_homeless = "are gone or make no progress" in answer.text
                 is_right = is_homeless and bool(dying or stalling)
             case _:
                 is_right = False

@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "a request that fits nowhere any more goes on waiting",
         "scheduler/losses.py",
-        "homeless = [r for r in fleet.requests.values() if is_homeless(r, healthy)]",
-        "homeless = []",
+        "for request in tuple(fleet.requests.values()):",
+        "for request in ():",
         has_checks=False,
     ),
     Mutant(

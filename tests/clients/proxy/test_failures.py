@@ -161,6 +161,19 @@ async def test_an_error_of_our_own_is_500_and_the_next_request_works(
     assert (await proxy.complete(**FIELDS)).status_code == 200
 
 
+async def test_an_error_of_the_http_server_is_logged_without_text(
+    proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.clients.proxy.app.App._tell", broken)
+        await proxy.complete(**FIELDS)
+    await until(lambda: "http server" in [line.get("where") for line in proxy.logged()])
+    assert (await proxy.complete(**FIELDS)).status_code == 200
+
+
 # --- The scheduler is lost ---
 
 
@@ -213,6 +226,26 @@ async def test_running_requests_may_finish_within_the_grace(
     assert proxy.status == 0
 
 
+async def test_stopping_does_not_wait_for_a_scheduler_that_takes_nothing(
+    proxy: RunningProxy, scheduler: FakeScheduler
+) -> None:
+    scheduler.reads = trio.Event()
+    assert (await proxy.http.get("/health")).status_code == 200  # The last that it reads.
+    statuses: list[int] = []
+
+    async def ask() -> None:
+        statuses.append((await proxy.complete(**FIELDS)).status_code)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+        await trio.sleep(0.5)
+        proxy.stop.set(0)
+        with trio.fail_after(3):
+            await proxy.ended.wait()
+    assert statuses == [503] * 10
+
+
 async def test_requests_that_outlast_the_grace_get_an_error(
     proxy: RunningProxy, scheduler: FakeScheduler
 ) -> None:
@@ -228,4 +261,4 @@ async def test_requests_that_outlast_the_grace_get_an_error(
     assert [events[-1]["error"]["code"] for events in streams] == ["shutting_down"] * 4
     assert trio.current_time() - began < 3
     assert proxy.status == 0
-    assert all(request.cancels for request in scheduler.requests)
+    await until(lambda: all(request.cancels for request in scheduler.requests))

@@ -327,6 +327,23 @@ async def test_garbage_on_the_port_does_no_harm(proxy: RunningProxy) -> None:
     assert not [line for line in proxy.logged() if line["event"] == "internal_error"]
 
 
+async def test_a_websocket_is_turned_away(proxy: RunningProxy) -> None:
+    lines = [
+        "GET /v1/completions HTTP/1.1",
+        "Host: test",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "",
+        "",
+    ]
+    async with connection(proxy) as client:
+        await client.send_all("\r\n".join(lines).encode())
+        assert b"403" in (await client.receive_some()).split(b"\r\n")[0]
+    assert (await proxy.complete(prompt="x", max_tokens=1)).status_code == 200
+
+
 async def test_the_same_id_given_by_clients_does_not_mix_requests(
     proxy: RunningProxy, scheduler: FakeScheduler
 ) -> None:
