@@ -31,6 +31,7 @@ from tidegate.ipc.protocol import (
     Row,
     WorkerId,
 )
+from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.phases import Phase
 
 COUNTS = (12, 6)
@@ -59,7 +60,6 @@ def reach(bench: CoreBench, phase: Phase) -> None:
     ("phase", "victim"),
     [
         (Phase.PREFILLING, P),
-        (Phase.HANDING_OFF, P),
         (Phase.HANDING_OFF, D),
         (Phase.DECODING, D),
     ],
@@ -77,6 +77,25 @@ def test_a_lost_worker_ends_the_requests_that_have_a_place_on_it(
     bench.turn(report(other, bench.worker(other).seq))
     assert bench.free(other) == list(COUNTS)
     assert bench.core.is_idle
+
+
+def test_a_finished_prompt_whose_worker_is_lost_during_the_pull_runs_whole_where_it_may() -> (
+    None
+):
+    bench = pair()
+    reach(bench, Phase.HANDING_OFF)
+    commands = bench.turn(lost(P))
+    assert finished(commands) == {}
+    # No prefill worker is left. The decode worker feeds the prompt and the token anew.
+    (start, *_) = [op for op in plan_of(commands, D).operations if isinstance(op, StartRow)]
+    assert (start.position, start.output_index, start.limit) == (0, 1, 19)
+    assert bench.core.fleet.requests[RequestId("r")].restart_count == 1
+    # What the pull was to fill drains until the worker has passed the plan that withdrew it.
+    assert bench.draining(D) == [4, 2]
+    bench.turn(report(D, bench.worker(D).seq - 1))
+    assert bench.draining(D) == [4, 2]
+    bench.turn(report(D, bench.worker(D).seq))
+    assert bench.draining(D) == [0, 0] and bench.phase("r") is Phase.PREFILLING
 
 
 def test_a_decoding_request_outlives_its_prefill_worker() -> None:

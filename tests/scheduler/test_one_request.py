@@ -112,13 +112,13 @@ def test_a_prompt_runs_in_chunks_moves_its_window_and_is_decoded_elsewhere() -> 
         SendPlan(
             D,
             PlanSeq(3),
-            (StartRow(ROW, R, 20, 1, 25, (run(0, 0, 1, 2, 3, 4, 5, 6), run(12, 0, 1, 2))),),
+            (StartRow(ROW, R, 20, 1, 25, (run(0, 0, 1, 2, 3, 4, 5), run(12, 0, 1, 2))),),
         ),
     ]
-    # At position 21 the row may run up to 25, for which a page is missing.
+    # At position 21 the row may run up to 25, for which a page of each group is missing.
     assert bench.turn(report(D, 3, tokens={0: 1})) == [
         EmitTokens(R, 1, 1, 0, 0),
-        SendPlan(D, PlanSeq(4), (grow(0, 1, 3),)),
+        SendPlan(D, PlanSeq(4), (grow(0, 0, 6), grow(0, 1, 3))),
     ]
     assert bench.turn(report(D, 4, tokens={0: 3})) == [EmitTokens(R, 2, 3, 0, 0)]
     last = report(D, 4, tokens={0: 1}, ended={0: EndReason.LENGTH})
@@ -147,7 +147,7 @@ def test_without_the_flag_all_window_pages_stay_and_all_move() -> None:
     # Of the target's window pages those below 15 are free before the first decode page.
     (_, plan) = bench.turn(report(D, 2, fetched={1: ""}))
     assert isinstance(plan, SendPlan)
-    pages = (run(0, 0, 1, 2, 3, 4, 5, 6), run(12, 3, 4, 0))
+    pages = (run(0, 0, 1, 2, 3, 4, 5), run(12, 3, 4, 0))
     assert plan.operations == (StartRow(ROW, R, 20, 1, 25, pages),)
 
 

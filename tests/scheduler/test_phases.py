@@ -11,6 +11,11 @@ LEGAL = [
     (Phase.PREFILLING, Phase.HANDING_OFF),
     (Phase.PREFILLING, Phase.DECODING),
     (Phase.HANDING_OFF, Phase.DECODING),
+    # Preempted, or its worker is lost.
+    *(
+        (phase, Phase.WAITING)
+        for phase in (Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING)
+    ),
     *((phase, Phase.FINISHED) for phase in Phase if phase is not Phase.FINISHED),
 ]
 

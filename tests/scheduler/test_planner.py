@@ -118,7 +118,8 @@ def test_a_prompt_is_admitted_only_with_pages_for_all_of_it_and_nobody_overtakes
     bench.turn(submitted("runs", 20, 5))
     bench.turn(submitted("large", 20, 5), submitted("small", 4, 1))
     assert bench.phase("large") is Phase.WAITING and bench.phase("small") is Phase.WAITING
-    assert waits(bench, "large") == [("pages of the full pool", "b", 2)]
+    # Six pages for 21 positions, and one for the row that runs, should it grow: four are there.
+    assert waits(bench, "large") == [("pages of the full pool", "b", 3)]
     bench.turn(cancelled("runs"))
     commands = bench.turn(report(B, bench.worker(B).seq))
     assert started(commands, B) == ["large", "small"]
@@ -133,7 +134,7 @@ def test_what_a_request_waits_for_is_recorded_once_and_again_when_it_changes() -
     assert waits(bench, "r") == [("a row", "b", 0)]
     bench.turn(cancelled("b"))
     bench.turn(report(B, bench.worker(B).seq))
-    assert waits(bench, "r")[1:] == [("pages of the full pool", "b", 2)]
+    assert waits(bench, "r")[1:] == [("pages of the full pool", "b", 3)]
 
 
 def test_pages_beyond_the_reserve_are_taken_only_if_nobody_was_promised_them() -> None:
@@ -163,17 +164,19 @@ def test_finished_prompts_get_their_decode_worker_in_the_order_of_rank() -> None
     bench = CoreBench(
         joined(P, Role.PREFILL, (50,), FULL_ONLY), joined(D, Role.DECODE, (10,), FULL_ONLY)
     )
-    bench.hand_over("runs", 20, 20)
+    bench.hand_over("runs", 28, 4)
     bench.turn(report(P, bench.worker(P).seq))
-    bench.prefill("low", 8, 8)
-    bench.prefill("high", 8, 30)
+    bench.prefill("low", 16, 8)
+    bench.prefill("high", 16, 10)
+    # Five pages for 17 positions, and one for the row that runs, should it grow: two are there.
     assert waits(bench, "low") == [("pages of the full pool", "d", 4)]
-    bench.turn(submitted("highest", 8, 30, priority=1))
+    bench.turn(submitted("highest", 16, 10, priority=1))
     row = bench.row_of("highest")
+    bench.turn(report(P, bench.worker(P).seq, chunks={row: 8}))
     done = report(
         P,
         bench.worker(P).seq,
-        chunks={row: 8},
+        chunks={row: 16},
         tokens={row: 1},
         ended={row: EndReason.LENGTH},
     )

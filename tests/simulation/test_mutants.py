@@ -69,9 +69,9 @@ MUTANTS = (
     ),
     Mutant(
         "a decoding row gets its next page one position too late",
-        "scheduler/reports.py",
-        "table.covered - ahead + 1",
-        "table.covered - ahead + 2",
+        "scheduler/growth.py",
+        "Tokens(covered - ahead + 1)",
+        "Tokens(covered - ahead + 2)",
         has_checks=False,
     ),
     Mutant(
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "the source's pages go as soon as the pull has been sent",
-        "scheduler/planner.py",
+        "scheduler/placement.py",
         "request.ticket = ticket",
         "request.ticket = ticket; source.worker.books.withdraw(source.holding, 0)",
         has_checks=False,
