@@ -43,6 +43,8 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.token_count += outcome.token_count
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
+    total.preemption_count += outcome.preemption_count
+    total.restart_count += outcome.restart_count
     for phase, count in outcome.cancelled_in.items():
         total.cancelled_in[phase] = total.cancelled_in.get(phase, 0) + count
 
@@ -106,6 +108,7 @@ def main(arguments: list[str]) -> int:
         f"{total.submitted} requests ({total.submitted / seconds:.0f} a second): "
         f"{total.complete} complete, {total.refused} refused, {total.ended_early} ended early; "
         f"{total.token_count} tokens, {total.stale_answer_count} late answers, "
+        f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"cancelled in {cancelled}"
     )
     return 1 if failures else 0

@@ -68,6 +68,8 @@ class Desk:
         self.core = Core(settings)
         self.judge = Judge()
         self.records: dict[LogEvent, int] = {}
+        self.expects_ranks = True  # Whoever gives way has the lowest rank.
+        self.restart_count = 0  # Of requests that have ended.
         self._scripts = scripts
         self._living: set[RequestId] = set()
         self._may_run: dict[RequestId, bool] = {}
@@ -197,6 +199,10 @@ class Desk:
                 self.records[event] = self.records.get(event, 0) + 1
                 if event is LogEvent.INTERNAL_ERROR:
                     raise SimulationError(f"an internal error: {command.fields}")
+                if event is LogEvent.REQUEST_PREEMPTED and self.expects_ranks:
+                    self._check_preemption(command)
+                if event is LogEvent.REQUEST_FINISHED:
+                    self.restart_count += int(command.fields["restarts"] or 0)
             case _:
                 assert_never(command)
 
@@ -221,6 +227,19 @@ class Desk:
             stop_ids=pack_ids([STOP_TOKEN]),
             ignore_eos=False,
         )
+
+    def _check_preemption(self, record: Record) -> None:
+        """Who gives way never has the highest rank there, nor a higher one than who starves."""
+        fleet = self.core.fleet
+        requests = fleet.requests
+        victim = requests.get(RequestId(record.request_id or ""))
+        starved = requests.get(RequestId(str(record.fields["by"])))
+        seats = fleet.workers[WorkerId(str(record.fields["worker"]))].seats.values()
+        if victim is None or starved is None or victim.rank < starved.rank:
+            raise SimulationError(f"the wrong request gives way: {record}")
+        # Whoever is above it there is not preempted by the same plan, or not all of them are.
+        if not any(seat.request.rank < victim.rank for seat in seats):
+            raise SimulationError(f"the highest rank gives way: {record}")
 
     def _check_progress(self, now_us: int) -> None:
         """Nothing waits while nothing is under way, and the core will wake up in time."""

@@ -1,6 +1,6 @@
 """A fleet that answers at once: for questions about outcomes, and not about time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simulation.desk import Desk
 from simulation.fake_worker import FakeWorker, PoolKey
@@ -29,6 +29,7 @@ class InstantFleet:
         self.scripts: dict[int, Script] = {}
         self.desk = Desk(settings, self.scripts, checks=checks)
         self.workers: dict[WorkerId, FakeWorker] = {}
+        self.after_report: Callable[[], None] = lambda: None  # Called after each answer.
         memories: dict[PoolKey, Memory] = {}
         for index, (role, page_counts) in enumerate(pools):
             worker = FakeWorker(
@@ -56,14 +57,22 @@ class InstantFleet:
             raise SimulationError(f"{script} does not come to an end")
         return answer
 
+    def lose(self, worker: WorkerId) -> None:
+        """The worker is gone for good, with all that it was sent."""
+        del self.workers[worker]
+        self.desk.lose(worker, "it was killed", 0)
+
     def settle(self) -> None:
         for _ in range(ROUND_COUNT_MAX):
             plans = self.desk.plan(0)
             if not plans:
                 return
             for worker, plan in plans:
+                if worker not in self.workers:
+                    continue
                 for report in self._answers(self.workers[worker], plan):
                     self.desk.report(worker, report, 0)
+                    self.after_report()
         raise SimulationError("the fleet does not come to rest")
 
     def _answers(self, worker: FakeWorker, plan: Plan) -> list[Report]:

@@ -15,6 +15,7 @@ from tidegate.scheduler.settings import CoreSettings
 STALL_US = 20_000_000
 QUEUE_US = 3_000_000_000
 CANCEL_PHASES = (Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING)
+TIGHT_SEED_MIN = 1_000_000  # Seeds from here on draw fleets on which requests give way often.
 SPREAD_US = 400_000  # Arrivals, cancellations and faults happen within about this time.
 
 
@@ -77,7 +78,12 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
-    """The scenario of a seed. `troubles` replaces the seed's own choice of them."""
+    """The scenario of a seed. `troubles` replaces the seed's own choice of them.
+
+    In a tight one, pools that decode hold little more than the largest request, prompts are
+    short and come soon, and outputs are long.
+    """
+    is_tight = seed >= TIGHT_SEED_MIN
     random = Random(seed)
     drawn = tuple(t for t in Trouble if random.random() < 0.35)
     if random.random() < 0.25:
@@ -97,9 +103,13 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     )
     prompt_max = random.choice([4, 12, 40, 90])
     output_max = random.choice([1, 4, 16, 40])
+    if is_tight:
+        prompt_max, output_max = random.choice([4, 12]), random.choice([40, 80])
     largest = Lengths(Tokens(prompt_max), Tokens(output_max))
     workers = _workers(random, layout, largest, troubles)
-    arrivals, clients = _arrivals(random, prompt_max, output_max, troubles)
+    if is_tight:
+        workers = tuple(_tighten(random, worker, layout, largest) for worker in workers)
+    arrivals, clients = _arrivals(random, prompt_max, output_max, troubles, is_tight)
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients
@@ -210,12 +220,36 @@ def _worker(
     )
 
 
+def _tighten(
+    random: Random, worker: WorkerPlan, layout: Layout, largest: Lengths
+) -> WorkerPlan:
+    """The worker with rows for several requests, and pages for the growth of hardly one."""
+    leg, factor = {
+        Role.PREFILL: (Leg.SOURCE, 3),
+        Role.DECODE: (Leg.TARGET, 1),
+        Role.BOTH: (Leg.WHOLE, 1),
+    }[worker.role]
+    counts = [
+        need * factor + random.randint(0, 2) if isinstance(group.reach, All) else need * 4
+        for group, need in zip(layout.groups, floors(layout, leg, largest), strict=True)
+    ]
+    return msgspec.structs.replace(
+        worker, page_counts=tuple(counts), row_count=random.choice([2, 4, 16])
+    )
+
+
 def _arrivals(
-    random: Random, prompt_max: int, output_max: int, troubles: tuple[Trouble, ...]
+    random: Random,
+    prompt_max: int,
+    output_max: int,
+    troubles: tuple[Trouble, ...],
+    is_tight: bool,
 ) -> tuple[tuple[Arrival, ...], list[str]]:
     clients = [f"client-{index}" for index in range(random.randint(1, 3))]
     count = random.choice([1, 4, 12, 25])
     spread = random.choice([1, SPREAD_US // 10, SPREAD_US])
+    if is_tight:
+        count, spread = random.choice([4, 12, 25]), 1_000
     arrivals: list[Arrival] = []
     for number in range(count):
         at_us = random.randrange(spread)

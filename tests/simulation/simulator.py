@@ -21,6 +21,7 @@ from simulation.judge import Stream
 from simulation.memory import Memory, SimulationError
 from simulation.scenario import Arrival, Scenario, Trouble, WorkerPlan
 from simulation.scripts import Script
+from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, Fault, Incarnation, Plan, Report, WorkerId
 from tidegate.scheduler.commands import FinishRequest
 from tidegate.scheduler.phases import Phase
@@ -38,6 +39,8 @@ class Outcome(msgspec.Struct):
     token_count: int = 0
     event_count: int = 0
     stale_answer_count: int = 0
+    preemption_count: int = 0
+    restart_count: int = 0  # How often a request has begun anew because a worker was lost.
     cancelled_in: dict[Phase, int] = msgspec.field(default_factory=dict[Phase, int])
 
 
@@ -318,6 +321,8 @@ class Simulator:
                 raise SimulationError(f"{worker.worker_id} has answered, and stays suspect")
         outcome = self.outcome
         outcome.stale_answer_count = core.fleet.stale_count
+        outcome.preemption_count = self.desk.records.get(LogEvent.REQUEST_PREEMPTED, 0)
+        outcome.restart_count = self.desk.restart_count
         for stream in self.desk.judge.streams.values():
             if stream.answer is None:
                 raise SimulationError(f"{stream.script.request_id} has no last answer")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import tidegate
+from simulation.scenario import TIGHT_SEED_MIN
 
 SEED_COUNT = 150
 PACKAGE = Path(tidegate.__file__).parent
@@ -23,6 +24,7 @@ class Mutant(msgspec.Struct, frozen=True):
     path: str
     old: str
     new: str
+    seed_min: int = 0  # The first seed that is run.
     has_checks: bool = True  # Does the core check itself, or is it the pages that tell?
 
 
@@ -133,6 +135,76 @@ MUTANTS = (
         "request.ticket = ticket; source.worker.books.withdraw(source.holding, 0)",
         has_checks=False,
     ),
+    Mutant(
+        "the request of highest rank gives way",
+        "scheduler/growth.py",
+        "victim = max(worker.seats.values()",
+        "victim = min(worker.seats.values()",
+        seed_min=TIGHT_SEED_MIN,
+    ),
+    Mutant(
+        "pages of who gives way are free before the worker has answered",
+        "scheduler/growth.py",
+        "        fleet.requeue(request, now_us)",
+        "        fleet.requeue(request, now_us)\n"
+        "        victim.worker.books.complete(victim.worker.next_seq)",
+        seed_min=TIGHT_SEED_MIN,
+        has_checks=False,
+    ),
+    Mutant(
+        "a row without a page is forgotten",
+        "scheduler/growth.py",
+        "fleet.due.append(seat)",
+        "pass",
+        seed_min=TIGHT_SEED_MIN,
+    ),
+    Mutant(
+        "a row that gives way is not stopped",
+        "scheduler/fleet.py",
+        "if seat.is_started and not seat.is_ended and not began_unsent:",
+        "if seat.is_started and not seat.is_ended and not began_unsent"
+        " and not request.preemption_count:",
+        seed_min=TIGHT_SEED_MIN,
+        has_checks=False,
+    ),
+    Mutant(
+        "a request is resumed without its last token",
+        "scheduler/placement.py",
+        "output_index=seat.request.output_count,",
+        "output_index=max(0, seat.request.output_count - 1),",
+        seed_min=TIGHT_SEED_MIN,
+        has_checks=False,
+    ),
+    Mutant(
+        "a resumed request runs a token beyond its end",
+        "scheduler/state.py",
+        "Tokens(self.lengths.output - self.output_count),",
+        "Tokens(self.lengths.output - self.output_count + (self.output_count > 0)),",
+        seed_min=TIGHT_SEED_MIN,
+        has_checks=False,
+    ),
+    Mutant(
+        "a resumed request is prefilled without its tokens",
+        "scheduler/state.py",
+        "Tokens(self.lengths.prompt + self.output_count),",
+        "Tokens(self.lengths.prompt),",
+        seed_min=TIGHT_SEED_MIN,
+        has_checks=False,
+    ),
+    Mutant(
+        "decode begins without a page for its first token",
+        "kvcache/demand.py",
+        "begun = Tokens(min(lengths.end, lengths.prompt + 1))",
+        "begun = Tokens(min(lengths.end, lengths.prompt) - 1)",
+        seed_min=TIGHT_SEED_MIN,
+    ),
+    Mutant(
+        "a request takes a new rank when it gives way",
+        "scheduler/growth.py",
+        "request.preemption_count += 1",
+        "request.preemption_count += 1; request.rank = (0, -request.preemption_count)",
+        seed_min=TIGHT_SEED_MIN,
+    ),
 )
 
 
@@ -145,7 +217,14 @@ def run_mutant(mutant: Mutant, folder: Path) -> "subprocess.CompletedProcess[str
     source = path.read_text()
     assert source.count(mutant.old) == 1, "the mutant no longer fits the source"
     path.write_text(source.replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "simulation", "--stop", "--seeds", f"0:{SEED_COUNT}"]
+    command = [
+        sys.executable,
+        "-m",
+        "simulation",
+        "--stop",
+        "--seeds",
+        f"{mutant.seed_min}:{mutant.seed_min + SEED_COUNT}",
+    ]
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{TESTS}"}
     if not mutant.has_checks:
         command.append("--no-checks")

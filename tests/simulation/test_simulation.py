@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from simulation.__main__ import add, run_seed
-from simulation.scenario import CANCEL_PHASES, Trouble, draw
+from simulation.scenario import CANCEL_PHASES, TIGHT_SEED_MIN, Trouble, draw
 from simulation.simulator import Outcome, Simulator
 from tidegate.scheduler.phases import Phase
 
 FOLDER = Path(__file__).parent
+TIGHT_SLICES = [
+    range(TIGHT_SEED_MIN + first, TIGHT_SEED_MIN + first + 30) for first in range(0, 90, 30)
+]
 SLICES = [range(first, first + 40) for first in range(0, 240, 40)]
 
 
@@ -26,6 +29,24 @@ def failed_seeds() -> list[int]:
 def test_whatever_goes_wrong_everything_ends_and_nothing_leaks(seeds: range) -> None:
     for seed in seeds:
         run_seed(seed)
+
+
+@pytest.mark.parametrize(
+    "seeds", TIGHT_SLICES, ids=[f"+{s.start % 1000}" for s in TIGHT_SLICES]
+)
+def test_requests_that_give_way_to_others_and_begin_anew_all_end(seeds: range) -> None:
+    total = Outcome()
+    for seed in seeds:
+        add(total, run_seed(seed))
+    assert total.preemption_count > 10
+
+
+def test_requests_of_lost_workers_begin_anew_and_are_complete_in_the_end() -> None:
+    total = Outcome()
+    for seed in range(TIGHT_SEED_MIN + 2000, TIGHT_SEED_MIN + 2040):
+        add(total, Simulator(draw(seed, troubles=(Trouble.LOSS,))).run())
+    assert total.restart_count > 5 and total.preemption_count > 10
+    assert total.complete > total.ended_early
 
 
 def test_seeds_that_once_failed_run_to_their_end() -> None:
