@@ -33,6 +33,7 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
             return
         fleet.awaiting_target.pop(0)
         request.target = seat
+        request.waits_for = ""
         request.workers["decode"] = seat.worker.worker_id
         _start_pull(fleet, request, seat)
         restart(fleet, request, now_us)
@@ -46,6 +47,7 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
             return
         fleet.waiting.remove(request)
         request.source = seat
+        request.waits_for = ""
         request.move(Phase.PREFILLING, now_us)
         request.workers["prefill"] = seat.worker.worker_id
         seat.worker.prefilling.append(seat)

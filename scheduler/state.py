@@ -196,7 +196,7 @@ class Request:
         self.target: Seat | None = None
         self.output_count = 0
         self.ticket: Ticket | None = None
-        self.waits_for = ""  # As it was last recorded.
+        self.waits_for = ""  # As it was last recorded, in this wait.
         self.bytes_moved = 0
         self.bytes_saved = 0
         self.preemption_count = 0
