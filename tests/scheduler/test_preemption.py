@@ -18,7 +18,17 @@ from fakes.core_bench import (
     submitted,
 )
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Chunk, EndReason, Fetch, RequestId, Role, Row, Stop, WorkerId
+from tidegate.ipc.protocol import (
+    Chunk,
+    EndReason,
+    Fetch,
+    Grow,
+    RequestId,
+    Role,
+    Row,
+    Stop,
+    WorkerId,
+)
 from tidegate.kvcache.demand import Leg
 from tidegate.scheduler.commands import Command, EmitTokens, FinishRequest, SendPlan, StartRow
 from tidegate.scheduler.losses import RESTART_COUNT_MAX
@@ -213,12 +223,14 @@ def test_pages_that_drain_are_waited_for_before_anybody_gives_way() -> None:
     bench = CoreBench(joined(B, Role.BOTH, (8,), FULL_ONLY))
     for name in "abc":
         bench.decode_whole(name, 4, 12)
-    assert bench.free(B) == [2]
+    answer(bench, B, {0: 1, 1: 1})  # Both take a third page, for positions 8 to 11.
+    assert bench.free(B) == [0]
     seq = bench.worker(B).seq
-    last = report(B, seq, tokens={2: 1}, ended={2: EndReason.END_TOKEN})
-    bench.apply(last)
-    bench.apply(report(B, seq, tokens={0: 4, 1: 4}))
-    bench.turn()
+    bench.apply(report(B, seq, tokens={2: 1}, ended={2: EndReason.END_TOKEN}))
+    bench.turn(report(B, seq, tokens={0: 7, 1: 7}))
+    assert bench.draining(B) == [2] and preempted(bench) == []
+    commands = bench.turn(report(B, bench.worker(B).seq))
+    assert {op.row for op in plan_of(commands, B).operations if isinstance(op, Grow)} == {0, 1}
     assert preempted(bench) == []
 
 
