@@ -39,6 +39,8 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         return
     if report.chunks or report.rows or report.fetched or report.completed > worker.completed:
         worker.progress_us = now_us
+    if report.completed > worker.completed:
+        worker.answered_us = now_us
     for chunk in report.chunks:
         _chunk_done(fleet, worker, chunk, now_us)
     for row in report.rows:
@@ -242,7 +244,7 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
     """Take pages for the positions that a decoding row may feed next; returns what is new.
 
     Sets `next_event`: the settled position at which the pages no longer cover all that the
-    row may run ahead. Until then neither reclaim nor growth is due.
+    row may run ahead, or a page is no longer read. Until then nothing is due.
     """
     books, holding, end = seat.worker.books, seat.holding, seat.request.lengths.end
     ahead = fleet.settings.ahead_tokens
@@ -257,6 +259,9 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
             new.append((index, pack_ids(pages)))
         if is_all:
             continue
+        past = group.first_past(table.first_page_end)
+        if past is not None:
+            next_event = min(next_event, past)
         if table.covered < until:
             next_event = Tokens(seat.settled + 1)  # Pages were short: look again at once.
         elif table.covered < end:

@@ -336,7 +336,9 @@ class Simulator:
         workers = self.scenario.workers
         dying = [w.worker for w in workers if w.dies_at_us is not None]
         stalling = [w.worker for w in workers if w.stalls_at_us is not None]
-        named = re.findall(r"worker (\S+) (?:is gone|made no|brought nothing)", answer.text)
+        named = re.findall(
+            r"worker (\S+) (?:is gone|gave no answer|brought nothing)", answer.text
+        )
         match answer.reason:
             case EndReason.CANCELLED:
                 is_right = stream.is_cancelled
