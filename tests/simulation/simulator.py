@@ -21,6 +21,7 @@ from simulation.judge import Stream
 from simulation.memory import Memory, SimulationError
 from simulation.scenario import Arrival, Scenario, Trouble, WorkerPlan
 from simulation.scripts import Script
+from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, Fault, Incarnation, Plan, Report, WorkerId
 from tidegate.scheduler.commands import FinishRequest
 from tidegate.scheduler.phases import Phase
@@ -308,6 +309,9 @@ class Simulator:
         core = self.desk.core
         if not core.is_idle:
             raise SimulationError("the run is over, and the core is not idle")
+        records = self.desk.records
+        if records.get(LogEvent.REQUEST_FINISHED) != records.get(LogEvent.REQUEST_ACCEPTED):
+            raise SimulationError("the log does not tell the end of each request once")
         for worker in core.fleet.workers.values():
             for group, pool in zip(worker.layout.groups, worker.books.pools, strict=True):
                 if pool.free_count != pool.page_count:
