@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(model: str, *options: str) -> Iterator[Server]:
+def serve(model: str, *options: str) -> Generator[Server]:
     """Start a server, wait until it is ready, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="tidegate-test-") as name:
         folder = Path(name)

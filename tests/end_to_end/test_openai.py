@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from end_to_end.serving import Server, serve
 
@@ -29,9 +30,9 @@ def base_server() -> Iterator[Server]:
 
 @pytest.fixture(params=[CHAT, BASE])
 def any_server(request: pytest.FixtureRequest) -> tuple[str, Server]:
-    name = "chat_server" if request.param == CHAT else "base_server"
-    server: Server = request.getfixturevalue(name)
-    return request.param, server
+    model: str = request.param
+    server: Server = request.getfixturevalue("chat_server" if model == CHAT else "base_server")
+    return model, server
 
 
 def client_of(server: Server) -> openai.OpenAI:
@@ -53,14 +54,20 @@ def streamed(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> 
 
 
 def test_a_chat_is_answered_blocking_and_streamed(chat_server: Server) -> None:
+    question: ChatCompletionUserMessageParam = {
+        "role": "user",
+        "content": "What is the capital of France?",
+    }
     with client_of(chat_server) as client:
-        messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
-        options: Any = {"model": CHAT, "messages": messages, "temperature": 0, "max_tokens": 24}
-        whole = client.chat.completions.create(**options)
+        whole = client.chat.completions.create(
+            model=CHAT, messages=[question], temperature=0, max_tokens=24
+        )
         assert "Paris" in (whole.choices[0].message.content or "")
         assert whole.choices[0].finish_reason == "stop"
         text = ""
-        for chunk in client.chat.completions.create(stream=True, **options):
+        for chunk in client.chat.completions.create(
+            model=CHAT, messages=[question], temperature=0, max_tokens=24, stream=True
+        ):
             text += chunk.choices[0].delta.content or ""
         assert text == whole.choices[0].message.content
 
