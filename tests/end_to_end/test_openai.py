@@ -28,11 +28,11 @@ def base_server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=[CHAT, BASE])
+@pytest.fixture(params=[False, True], ids=[CHAT, BASE])
 def any_server(request: pytest.FixtureRequest) -> tuple[str, Server]:
-    model: str = request.param
-    server: Server = request.getfixturevalue("chat_server" if model == CHAT else "base_server")
-    return model, server
+    is_base: bool = request.param
+    server: Server = request.getfixturevalue("base_server" if is_base else "chat_server")
+    return BASE if is_base else CHAT, server
 
 
 def client_of(server: Server) -> openai.OpenAI:
