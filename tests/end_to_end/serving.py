@@ -24,6 +24,7 @@ class Server:
     """A running server. `log` is its JSON-lines file, `folder` its run directory."""
 
     process: "subprocess.Popen[bytes]"
+    model: str
     port: int
     folder: Path
     log: Path
@@ -138,7 +139,7 @@ def start(model: str, folder: Path, *options: str) -> Server:
     )
     with output.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
-    return Server(process, port, run, log, output, options)
+    return Server(process, model, port, run, log, output, options)
 
 
 def wait_ready(server: Server) -> None:
