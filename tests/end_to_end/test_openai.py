@@ -41,7 +41,9 @@ def client_of(server: Server) -> openai.OpenAI:
 
 
 def complete(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> Any:
-    return client.completions.create(model=model, prompt=prompt, temperature=0, **options)
+    # The package's overloads tell streams by a literal, which options of any kind hide.
+    create: Any = client.completions.create
+    return create(model=model, prompt=prompt, temperature=0, **options)
 
 
 def streamed(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> tuple[str, Any]:
