@@ -16,7 +16,7 @@ help:
 	@echo 'make check         format, lint and types'
 	@echo 'make test-oracle   the tests that take minutes: every comparison with the oracle'
 	@echo 'make bench         speed beside a bare loop over the same model'
-	@echo 'make simulate      many seeds of the simulator'
+	@echo 'make simulate      many seeds of the simulator: make simulate SEEDS=0:10000'
 	@echo 'make format        rewrite the code in the one format'
 	@echo 'make clean         remove the virtual environment and the caches'
 
@@ -60,7 +60,7 @@ bench: .venv/.test
 	$(BIN)/python benchmarks/first_light.py $(ARGS)
 
 simulate: .venv/.test
-	PYTHONPATH=tests $(BIN)/python -m simulation $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 format: .venv/.test
 	$(BIN)/ruff check --fix

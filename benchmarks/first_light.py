@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 @contextmanager
-def server(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+def server(arguments: argparse.Namespace) -> Generator[tuple[str, Path]]:
     """A running server: its endpoint for clients, and its log."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
         folder = Path(name)

@@ -100,6 +100,10 @@ class Group(msgspec.Struct, frozen=True):
         """The lowest position that a query at `position` or later still reads. Monotone."""
         return first_needed(self.reach, position)
 
+    def first_past(self, position: Tokens) -> Tokens | None:
+        """The lowest query that reads nothing below `position`; None if each reads all."""
+        return first_past(self.reach, position)
+
     def pages(self, tokens: Tokens) -> Pages:
         """How many pages hold positions [0, tokens)."""
         return page_count(tokens, self.page_tokens)
@@ -170,6 +174,17 @@ def first_needed(reach: Reach, position: Tokens) -> Tokens:
             return Tokens(max(0, position - window + 1))
         case Tail(ratio=ratio, overlap=overlap):
             return Tokens(max(0, (position // ratio - overlap) * ratio))
+
+
+def first_past(reach: Reach, position: Tokens) -> Tokens | None:
+    """The inverse of `first_needed`: the lowest n with first_needed(n) >= position > 0."""
+    match reach:
+        case All():
+            return None
+        case Window(tokens=window):
+            return Tokens(position + window - 1)
+        case Tail(ratio=ratio, overlap=overlap):
+            return Tokens((-(-position // ratio) + overlap) * ratio)
 
 
 def page_count(tokens: Tokens, page_tokens: Tokens) -> Pages:

@@ -32,6 +32,11 @@ class PageTable:
         return self._group.start_of(self._first)
 
     @property
+    def first_page_end(self) -> Tokens:
+        """One past the last position of the first page."""
+        return self._group.start_of(Pages(self._first + 1))
+
+    @property
     def covered(self) -> Tokens:
         """One past the last position that the run covers."""
         return self._group.start_of(Pages(self._first + len(self._ids)))

@@ -51,9 +51,9 @@ class Core:
         """When `plan` must be called next if nothing arrives before."""
         fleet = self.fleet
         times = [
-            worker.progress_us + fleet.settings.stall_timeout_us
-            for worker in fleet.workers.values()
-            if worker.is_working and not worker.is_suspect
+            since_us + fleet.settings.stall_timeout_us
+            for worker in fleet.healthy()
+            if (since_us := worker.owes_since_us) is not None
         ]
         if fleet.timers.next_us is not None:
             times.append(fleet.timers.next_us)

@@ -36,24 +36,29 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
     """Take pages for the positions that a decoding row may feed next; returns what is new.
 
     Sets `next_event`: the settled position at which the pages no longer cover all that the
-    row may run ahead. Until then neither reclaim nor growth is due.
+    row may run ahead, or a page is no longer read. Until then nothing is due.
     """
     books, holding, end = seat.worker.books, seat.holding, seat.lengths.end
     ahead = fleet.settings.ahead_tokens
     until = Tokens(min(end, seat.settled + ahead))
     new: list[tuple[int, bytes]] = []
-    for index, _ in enumerate(books.layout.groups):
+    next_event = end
+    for index, group in enumerate(books.layout.groups):
+        table = holding.tables[index]
         pages = books.cover(holding, index, until, surplus=True)
         if pages:
             new.append((index, pack_ids(pages)))
+        past = group.first_past(table.first_page_end)
+        if past is not None:
+            next_event = min(next_event, past)
     covered = holding.covered
-    if covered >= end:
-        seat.next_event = end
+    if covered <= seat.settled < end:
+        next_event = seat.settled  # It starves: it is looked at in every plan.
     elif covered < until:
-        # Pages were short: it is looked at again with its next token, or at once.
-        seat.next_event = Tokens(seat.settled + 1 if covered > seat.settled else seat.settled)
-    else:
-        seat.next_event = Tokens(covered - ahead + 1)
+        next_event = Tokens(seat.settled + 1)  # Pages were short: with its next token.
+    elif covered < end:
+        next_event = min(next_event, Tokens(covered - ahead + 1))
+    seat.next_event = next_event
     return new
 
 

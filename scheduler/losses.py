@@ -39,18 +39,16 @@ def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> 
 
 
 def suspect_stalled(fleet: Fleet, now_us: int) -> None:
-    """Give up on workers that owe an answer and have shown no progress for too long."""
+    """Give up on workers that owe an answer to a plan, or anything of a row, for too long."""
     stall_us = fleet.settings.stall_timeout_us
     stalled = [
         worker
-        for worker in fleet.workers.values()
-        if not worker.is_suspect
-        and worker.is_working
-        and now_us - worker.progress_us >= stall_us
+        for worker in fleet.healthy()
+        if (since_us := worker.owes_since_us) is not None and now_us - since_us >= stall_us
     ]
     for worker in stalled:
         worker.is_suspect = True
-        text = f"worker {worker.worker_id} made no progress for {stall_us / 1e6:g} s"
+        text = f"worker {worker.worker_id} gave no answer for {stall_us / 1e6:g} s"
         fleet.record(LogEvent.WORKER_SUSPECT, worker=worker.worker_id, text=text)
         for seat in tuple(worker.seats.values()):
             fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)

@@ -84,7 +84,8 @@ def send_plans(fleet: Fleet, now_us: int) -> None:
         if not worker.must_plan and not poison:
             continue
         if worker.completed == worker.seq:
-            worker.progress_us = now_us  # It owed nothing: its time begins with this plan.
+            # It had answered everything: its time begins with this plan.
+            worker.progress_us = worker.answered_us = now_us
         worker.seq = worker.next_seq
         operations = (*poison, *worker.operations)
         worker.operations = []

@@ -40,6 +40,8 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         return
     if report.chunks or report.rows or report.fetched or report.completed > worker.completed:
         worker.progress_us = now_us
+    if report.completed > worker.completed:
+        worker.answered_us = now_us
     for chunk in report.chunks:
         _chunk_done(fleet, worker, chunk, now_us)
     for row in report.rows:

@@ -60,7 +60,8 @@ class Worker:
         self.completed = PlanSeq(0)
         self.operations: list[PlanOperation] = []
         self.must_plan = False
-        self.progress_us = now_us
+        self.progress_us = now_us  # When it last brought something.
+        self.answered_us = now_us  # When it last completed a plan, or owed no answer to one.
         self.is_suspect = False
 
     @property
@@ -80,6 +81,16 @@ class Worker:
         """
         is_draining = bool(self.rows_draining) or self.books.is_draining
         return is_draining or any(not seat.is_ended for seat in self.seats.values())
+
+    @property
+    def owes_since_us(self) -> int | None:
+        """Since when the oldest answer that it owes is due; None if it owes nothing."""
+        since: list[int] = []
+        if self.completed < self.seq:
+            since.append(self.answered_us)
+        if any(not seat.is_ended for seat in self.seats.values()):
+            since.append(self.progress_us)
+        return min(since, default=None)
 
     def add(self, *operations: PlanOperation) -> None:
         self.operations.extend(operations)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ class Server:
     """A running server. `log` is its JSON-lines file, `folder` its run directory."""
 
     process: "subprocess.Popen[bytes]"
+    model: str
     port: int
     folder: Path
     log: Path
@@ -96,7 +97,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(model: str, *options: str) -> Iterator[Server]:
+def serve(model: str, *options: str) -> Generator[Server]:
     """Start a server, wait until it is ready, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="tidegate-test-") as name:
         folder = Path(name)
@@ -138,7 +139,7 @@ def start(model: str, folder: Path, *options: str) -> Server:
     )
     with output.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
-    return Server(process, port, run, log, output, options)
+    return Server(process, model, port, run, log, output, options)
 
 
 def wait_ready(server: Server) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from end_to_end.serving import Server, serve
 
@@ -30,8 +31,9 @@ def base_server() -> Iterator[Server]:
 @pytest.fixture(params=[CHAT, BASE])
 def any_server(request: pytest.FixtureRequest) -> tuple[str, Server]:
     name = "chat_server" if request.param == CHAT else "base_server"
-    server: Server = request.getfixturevalue(name)
-    return request.param, server
+    server = request.getfixturevalue(name)
+    assert isinstance(server, Server)
+    return server.model, server
 
 
 def client_of(server: Server) -> openai.OpenAI:
@@ -39,7 +41,9 @@ def client_of(server: Server) -> openai.OpenAI:
 
 
 def complete(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> Any:
-    return client.completions.create(model=model, prompt=prompt, temperature=0, **options)
+    # The package's overloads tell streams by a literal, which options of any kind hide.
+    create: Any = client.completions.create
+    return create(model=model, prompt=prompt, temperature=0, **options)
 
 
 def streamed(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> tuple[str, Any]:
@@ -53,14 +57,20 @@ def streamed(client: openai.OpenAI, model: str, prompt: str, **options: Any) -> 
 
 
 def test_a_chat_is_answered_blocking_and_streamed(chat_server: Server) -> None:
+    question: ChatCompletionUserMessageParam = {
+        "role": "user",
+        "content": "What is the capital of France?",
+    }
     with client_of(chat_server) as client:
-        messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
-        options: Any = {"model": CHAT, "messages": messages, "temperature": 0, "max_tokens": 24}
-        whole = client.chat.completions.create(**options)
+        whole = client.chat.completions.create(
+            model=CHAT, messages=[question], temperature=0, max_tokens=24
+        )
         assert "Paris" in (whole.choices[0].message.content or "")
         assert whole.choices[0].finish_reason == "stop"
         text = ""
-        for chunk in client.chat.completions.create(stream=True, **options):
+        for chunk in client.chat.completions.create(
+            model=CHAT, messages=[question], temperature=0, max_tokens=24, stream=True
+        ):
             text += chunk.choices[0].delta.content or ""
         assert text == whole.choices[0].message.content
 

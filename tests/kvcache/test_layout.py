@@ -17,6 +17,7 @@ from tidegate.kvcache.layout import (
     Tokens,
     Window,
     first_needed,
+    first_past,
     page_count,
     span,
     token_capacity,
@@ -120,6 +121,19 @@ def test_first_needed_never_falls_and_never_passes_the_query(
     )
     assert 0 <= here <= next_one <= position + 1
     assert here <= position
+
+
+@given(REACHES, st.integers(1, 200))
+def test_the_first_query_past_a_position_is_found_by_walking(
+    reach: Reach, position: int
+) -> None:
+    past = first_past(reach, Tokens(position))
+    if isinstance(reach, All):
+        assert past is None
+    else:
+        assert past == next(
+            n for n in range(1000) if first_needed(reach, Tokens(n)) >= position
+        )
 
 
 def test_what_a_query_reads_of_each_reach() -> None:

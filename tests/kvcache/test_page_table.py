@@ -18,6 +18,7 @@ def test_a_table_begins_with_the_page_that_holds_its_start() -> None:
     made = table(start=13, ids=(7, 5))
     assert (made.first_position, made.covered, made.page_count) == (12, 20, 2)
     assert table(start=13).covered == 12
+    assert made.first_page_end == table(start=13).first_page_end == 16
 
 
 def test_missing_pages_are_counted_up_to_a_position() -> None:

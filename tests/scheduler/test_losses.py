@@ -31,7 +31,7 @@ from tidegate.ipc.protocol import (
     Row,
     WorkerId,
 )
-from tidegate.scheduler.commands import StartRow
+from tidegate.scheduler.commands import RefuseRequest, StartRow
 from tidegate.scheduler.phases import Phase
 
 COUNTS = (12, 6)
@@ -184,10 +184,37 @@ def test_a_worker_that_owes_an_answer_for_too_long_is_suspect_and_its_requests_e
     bench.now_us = STALL_US
     answer = finished(bench.turn())["r"]
     assert (answer.reason, answer.status) == (EndReason.TIMEOUT, 503)
-    assert answer.text == "worker d made no progress for 10 s"
+    assert answer.text == "worker d gave no answer for 10 s"
     assert [
         r.fields["worker"] for r in bench.records if r.event is LogEvent.WORKER_SUSPECT
     ] == ["d"]
+
+
+def test_a_worker_that_completes_no_plan_is_suspect_though_its_rows_go_on() -> None:
+    bench = CoreBench(joined(B, Role.BOTH, (40, 12)))
+    bench.decode_whole("r", 8, 30)
+    bench.decode_whole("gone", 8, 30)
+    bench.now_us = STALL_US // 2
+    bench.turn(report(B, bench.worker(B).seq, tokens={0: 1, 1: 1}))
+    seq = bench.worker(B).completed
+    bench.turn(cancelled("gone"))
+    for step in range(3, 6):
+        bench.now_us = step * STALL_US // 4
+        bench.turn(report(B, seq, tokens={0: 1}))
+    assert not bench.worker(B).is_suspect
+    bench.now_us = STALL_US * 3 // 2
+    assert finished(bench.turn(report(B, seq, tokens={0: 1}))).keys() == {"r"}
+    assert bench.worker(B).is_suspect
+
+
+def test_an_idle_worker_that_does_not_answer_a_plan_gets_no_work() -> None:
+    bench = pair()
+    bench.turn(lost(P))
+    bench.now_us = STALL_US
+    bench.turn(joined(P, Role.PREFILL, COUNTS, incarnation=2))
+    assert bench.worker(D).is_suspect
+    (refused,) = bench.turn(submitted("r", 8, 4))
+    assert isinstance(refused, RefuseRequest) and refused.status == 503
 
 
 def test_a_suspect_worker_gets_nothing_new_until_it_has_answered_for_everything() -> None:

@@ -9,6 +9,7 @@ from fakes.core_bench import (
     P,
     cancelled,
     finished,
+    hybrid,
     joined,
     plan_of,
     report,
@@ -143,6 +144,21 @@ def test_pages_beyond_the_reserve_are_taken_only_if_nobody_was_promised_them() -
     commands = bench.turn(submitted("a", 40, 2), submitted("b", 40, 2))
     # Both floors of 3 are promised; one page is left, and the first in rank takes it.
     assert chunks(commands, B) == [(0, 16), (1, 12)]
+
+
+def test_a_page_out_of_the_window_is_given_back_before_the_next_admission_is_tried() -> None:
+    settings = CoreSettings(chunk_tokens=Tokens(8), ahead_tokens=Tokens(8))
+    bench = CoreBench(joined(B, Role.BOTH, (50, 5), hybrid(window=5)), settings=settings)
+    bench.decode_whole("runs", 8, 30)
+    bench.turn(report(B, bench.worker(B).seq, tokens={0: 1}))
+    bench.turn(submitted("r", 8, 4))
+    # Queries 9 to 16 are covered by four pages; "r" needs two, and one is free.
+    assert waits(bench, "r") == [("pages of the window pool", "b", 1)]
+    bench.turn(report(B, bench.worker(B).seq, tokens={0: 2}))
+    assert bench.phase("r") is Phase.WAITING
+    # Query 12 reads from 8 on, and the row needs its next page at 13 only.
+    bench.turn(report(B, bench.worker(B).seq, tokens={0: 1}))
+    assert bench.phase("r") is Phase.PREFILLING
 
 
 def test_requests_go_to_the_worker_with_the_most_room_for_them() -> None:

@@ -5,7 +5,7 @@ import hashlib
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -115,12 +115,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _map(
-    run: "partial[tuple[list[tuple[int, str]], Outcome]]", parts: list[range], jobs: int
-) -> Iterable[tuple[list[tuple[int, str]], Outcome]]:
+    run: "Callable[[range], tuple[list[tuple[int, str]], Outcome]]",
+    parts: list[range],
+    jobs: int,
+) -> Iterator[tuple[list[tuple[int, str]], Outcome]]:
     if jobs == 1:
-        return map(run, parts)
+        yield from map(run, parts)
+        return
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(run, parts))
+        yield from pool.map(run, parts)
 
 
 if __name__ == "__main__":

@@ -250,9 +250,14 @@ def _arrivals(
     spread = random.choice([1, SPREAD_US // 10, SPREAD_US])
     if is_tight:
         count, spread = random.choice([4, 12, 25]), 1_000
+    # A second wave comes when workers that stalled or died may be back.
+    second_share = random.choice([0.0, 0.0, 0.3])
+    second_at_us = random.choice([3 * SPREAD_US, STALL_US, 6 * STALL_US])
     arrivals: list[Arrival] = []
     for number in range(count):
         at_us = random.randrange(spread)
+        if random.random() < second_share:
+            at_us += second_at_us
         cancel_after_us, cancel_in = None, None
         if Trouble.CANCEL in troubles and random.random() < 0.5:
             cancel_after_us = random.randrange(random.choice([1, 1_000, 20_000, SPREAD_US]))

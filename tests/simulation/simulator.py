@@ -311,6 +311,9 @@ class Simulator:
         core = self.desk.core
         if not core.is_idle:
             raise SimulationError("the run is over, and the core is not idle")
+        records = self.desk.records
+        if records.get(LogEvent.REQUEST_FINISHED) != records.get(LogEvent.REQUEST_ACCEPTED):
+            raise SimulationError("the log does not tell the end of each request once")
         for worker in core.fleet.workers.values():
             for group, pool in zip(worker.layout.groups, worker.books.pools, strict=True):
                 if pool.free_count != pool.page_count:
@@ -341,7 +344,9 @@ class Simulator:
         workers = self.scenario.workers
         dying = [w.worker for w in workers if w.dies_at_us is not None]
         stalling = [w.worker for w in workers if w.stalls_at_us is not None]
-        named = re.findall(r"worker (\S+) (?:is gone|made no|brought nothing)", answer.text)
+        named = re.findall(
+            r"worker (\S+) (?:is gone|gave no answer|brought nothing)", answer.text
+        )
         match answer.reason:
             case EndReason.CANCELLED:
                 is_right = stream.is_cancelled

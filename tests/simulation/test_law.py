@@ -12,10 +12,10 @@ import pytest
 from simulation.instant import InstantFleet
 from tidegate.ipc.protocol import EndReason, Role
 from tidegate.kvcache.layout import All, Group, Layout, Reach, Tail, Tokens, Window
-from tidegate.scheduler.commands import FinishRequest
+from tidegate.scheduler.commands import FinishRequest, RefuseRequest
 from tidegate.scheduler.settings import CoreSettings
 
-LAYOUT_SEEDS = range(60)
+LAYOUT_SEEDS = range(150)
 OUTPUTS = (1, 2, 3, 4, 7)
 
 
@@ -61,16 +61,20 @@ def test_accepted_requests_finish_and_refused_ones_could_not(chunk: int | None) 
             ahead_tokens=Tokens(1 + seed % 4),
         )
         fleet = InstantFleet(layout, pools, settings, checks=False)
+        longest_prompt = 0
         for prompt, output in product(range(1, longest(pools, layout) + 1), OUTPUTS):
             answer = fleet.run(prompt, output)
             if isinstance(answer, FinishRequest):
                 assert answer.reason is EndReason.LENGTH
                 assert answer.usage.output_tokens == output
                 accepted += 1
+                if output == 1:
+                    longest_prompt = prompt
             else:
                 assert answer.status == 400 and answer.needed > answer.limit
                 refused += 1
         fleet.desk.core.check()
+        assert fleet.desk.core.longest_prompt() == longest_prompt
     assert accepted > 500 and refused > 500
 
 
@@ -92,3 +96,21 @@ def test_an_absent_max_tokens_becomes_the_largest_that_is_accepted() -> None:
             else:
                 assert not fits
     assert checked > 100
+
+
+@pytest.mark.parametrize("chunk", [None, 512])
+def test_a_long_prompt_runs_through_a_window_pool_that_holds_a_tenth_of_it(
+    chunk: int | None,
+) -> None:
+    layout = Layout((group("full", All(), 16), group("window", Window(Tokens(512)), 16)), True)
+    counts = (320, 33)  # 5120 positions, and the floor of a window of 512.
+    settings = CoreSettings(chunk_tokens=None if chunk is None else Tokens(chunk))
+    pools = [(Role.PREFILL, counts), (Role.DECODE, counts)]
+    fleet = InstantFleet(layout, pools, settings)
+    for prompt, output in ((5120, 1), (5113, 8), (512, 40), (1, 600)):
+        answer = fleet.run(prompt, output)
+        assert isinstance(answer, FinishRequest) and answer.usage.output_tokens == output
+    for prompt, output in ((5121, 1), (5113, 9)):
+        refused = fleet.run(prompt, output)
+        assert isinstance(refused, RefuseRequest)
+        assert (refused.pool, refused.needed, refused.limit) == ("full", 321, 320)
