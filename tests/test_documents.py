@@ -11,13 +11,23 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-OTHERS_OPTIONS = frozenset({"--no-deps", "--seeds"})  # Of pip, and of the simulator.
+# Of pip, and of the simulator.
+OTHERS_OPTIONS = frozenset({"--no-deps", "--seeds", "--jobs", "--trace"})
 
 
 def known_options() -> set[str]:
     """Every option of every command, as the help texts tell them."""
     parser = build_parser()
-    commands = ("serve", "scheduler", "worker", "proxy", "models", "logs story", "logs summary")
+    commands = (
+        "serve",
+        "scheduler",
+        "worker",
+        "proxy",
+        "plan",
+        "models",
+        "logs story",
+        "logs summary",
+    )
     texts = [parser.parse_args(_least(command)).parser.format_help() for command in commands]
     return set(OPTION.findall("\n".join(texts)))
 

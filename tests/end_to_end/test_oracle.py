@@ -31,7 +31,7 @@ EVERY = tuple(
     for chunk in ("64", "512", "none")
     for count in (1, 8)
 )
-SLICE = {1: 3, 8: 8}  # Prompts of the default run, by requests at a time.
+SLICE = {1: 2, 8: 8}  # Prompts of the default run, by requests at a time.
 
 
 async def answers(
