@@ -263,9 +263,9 @@ class PrefixCache:
         tree = self.tree
         first = row.unit_count
         if row.node is not None and not tree.is_linked(row.node):
-            first = 0
+            first = 0  # It was evicted with all below it, although the row still has its pages.
         elif row.node is not None and not row.node.is_open:
-            first = min(first, *(g.unit_of(g.needed_from(last)) for g in tree.rolling))
+            first = min([first, *(g.unit_of(g.needed_from(last)) for g in tree.rolling)])
         node = tree.nodes.get(row.chain[first - 1]) if first else None
         # As in `find`, but what is offered is here as well.
         here_from = [
