@@ -9,6 +9,22 @@ can be obtained by the same call.
 Pages leave a holding in two ways. Below `first_needed` of a settled position they are free
 at once: no launch in flight reads or writes them. Otherwise they *drain* until the worker's
 `completed` has reached the plan that withdrew them.
+
+With a prefix cache, a row goes like this:
+
+1. `find` says how much of its prompt is cached. `open` with that hit leases the pages to the
+   holding: its page tables begin with them, and it only reads them.
+2. `publish` makes the full units of its prompt known to others. Their pages stay in its tables.
+3. When such a page leaves the holding, only its lease ends, at once or when it has drained.
+   A page without a lease is *idle*. Idle pages count as available, as free ones do, and
+   `cover` evicts them when no page is free.
+
+A page that several holdings have on lease counts once. In a group whose pages a holding has
+to its end, each of them needs no other page in its place, so each is promised only what it
+lacks. In a rolling group a holding will drop the page and take another, although nothing
+becomes free while the others keep it. So one of them *pays* for it with its reserve, and the
+others are promised a page in its place; when the payer drops it, the next one pays. While
+launches of a withdrawn row may still read the page, nobody pays.
 """
 
 from collections import deque
@@ -17,6 +33,9 @@ from collections.abc import Sequence
 from tidegate.kvcache.layout import Group, Layout, PageId, Pages, Tokens
 from tidegate.kvcache.page_table import PageTable
 from tidegate.kvcache.pool import HoldingId, PagePool
+from tidegate.kvcache.prefix_cache import PrefixCache
+from tidegate.kvcache.prefix_node import UnitHash
+from tidegate.kvcache.prefix_row import CacheRow, Hit
 
 
 class Holding:
@@ -34,10 +53,17 @@ class Holding:
         self.reserve = reserve
         self.keeps_windows = keeps_windows
         self.peak = [Pages(0)] * len(tables)
+        self.unpaid = [0] * len(tables)  # Leased pages of rolling groups that others pay for.
+        self.cached_tokens = Tokens(0)
+        self.row: CacheRow | None = None
 
-    def promised(self, group: int) -> Pages:
+    def lacks(self, group: int) -> Pages:
         """Pages of the reserve that the holding has not taken."""
         return Pages(max(0, self.reserve[group] - self.tables[group].page_count))
+
+    def promised(self, group: int) -> Pages:
+        """What it lacks, and a page for each that it does not pay for."""
+        return Pages(self.lacks(group) + self.unpaid[group])
 
     @property
     def covered(self) -> Tokens:
@@ -49,18 +75,29 @@ class Books:
     """Pools of one worker, one for each group of the layout."""
 
     def __init__(
-        self, layout: Layout, page_counts: Sequence[int], *, note_freed: bool = False
+        self,
+        layout: Layout,
+        page_counts: Sequence[int],
+        *,
+        note_freed: bool = False,
+        caches: bool = False,
+        whole_windows: bool = False,
     ) -> None:
-        """`note_freed` keeps the ids of freed pages for `take_freed`, which must be called."""
+        """`note_freed` keeps the ids of freed pages for `take_freed`, which must be called.
+
+        `caches` adds a prefix cache. `whole_windows` says that the rows to be cached keep
+        the windows of their whole prompt until a hand-off moves them; see `keeps_windows`.
+        """
         assert len(page_counts) == len(layout.groups)
         self.layout = layout
-        self.pools = [PagePool(Pages(count)) for count in page_counts]
+        self.pools = [PagePool(Pages(n), note_freed=note_freed) for n in page_counts]
+        self.cache = (
+            PrefixCache(layout, self.pools, whole_windows=whole_windows) if caches else None
+        )
         self._holdings: dict[HoldingId, Holding] = {}
         self._promised = [0] * len(self.pools)
-        self._draining: deque[tuple[int, list[tuple[PageId, ...]]]] = deque()
+        self._draining: deque[Drained] = deque()
         self._next_id = 0
-        self._note_freed = note_freed
-        self._freed: list[list[PageId]] = [[] for _ in self.pools]
 
     @property
     def page_counts(self) -> tuple[Pages, ...]:
@@ -76,25 +113,56 @@ class Books:
         return bool(self._draining)
 
     def available(self, group: int) -> Pages:
-        """Pages that are free and promised to nobody."""
-        return Pages(self.pools[group].free_count - self._promised[group])
+        """Pages that are free, or idle in the cache, and promised to nobody."""
+        pool = self.pools[group]
+        return Pages(pool.free_count + pool.idle_count - self._promised[group])
 
-    def shortage(self, reserve: Sequence[Pages]) -> tuple[int, Pages] | None:
-        """The first group that cannot promise its reserve now, and how many pages it lacks."""
+    def find(
+        self, chain: Sequence[UnitHash], prompt: Tokens, *, keeps_windows: bool
+    ) -> Hit | None:
+        """How much of a prompt is cached, for `open`; None if such a row cannot be cached.
+
+        The chain has a hash for each full unit of the prompt (`cache.unit` tokens), each of
+        which stands for all tokens up to the unit's end. The hit may be of no tokens: the row
+        publishes only if it is opened with one. It holds while `is_valid` says so.
+        """
+        if self.cache is None or self.cache.whole_windows != keeps_windows:
+            return None
+        return self.cache.find(chain, prompt)
+
+    def is_valid(self, hit: Hit) -> bool:
+        """Are all pages of the hit still there? What was cached since may make it longer."""
+        return self.cache is not None and hit.generation == self.cache.generation
+
+    def shortage(
+        self, reserve: Sequence[Pages], hit: Hit | None = None
+    ) -> tuple[int, Pages] | None:
+        """The first group that cannot promise its reserve now, and how many pages it lacks.
+
+        A hit never makes it lack more.
+        """
         for group, pages in enumerate(reserve):
             lack = pages - self.available(group)
+            if lack > 0 and hit is not None:
+                lack = self._needed(group, pages, hit) - self.available(group)
             if lack > 0:
                 return group, Pages(lack)
         return None
 
     def open(
-        self, reserve: Sequence[Pages], starts: Sequence[Tokens], *, keeps_windows: bool
+        self,
+        reserve: Sequence[Pages],
+        starts: Sequence[Tokens],
+        *,
+        keeps_windows: bool,
+        hit: Hit | None = None,
     ) -> Holding | None:
-        """A holding with these reserves and no pages yet, or None (and nothing changes).
+        """A holding with these reserves, or None (and nothing changes).
 
-        `starts` says for each group where the holding's page run begins.
+        It has the pages of the hit, which must be valid, and else none yet. `starts` says for
+        each group where its page run begins; see `run_starts`.
         """
-        if self.shortage(reserve) is not None:
+        if self.shortage(reserve, hit) is not None:
             return None
         tables = [
             PageTable(group, start)
@@ -103,8 +171,10 @@ class Books:
         holding = Holding(HoldingId(self._next_id), tables, list(reserve), keeps_windows)
         self._next_id += 1
         self._holdings[holding.holding_id] = holding
-        for group, pages in enumerate(reserve):
-            self._promised[group] += pages
+        if hit is not None:
+            self._lease(holding, hit)
+        for group in range(len(reserve)):
+            self._promised[group] += holding.promised(group)
         return holding
 
     def cover(
@@ -115,14 +185,25 @@ class Books:
         The reserve is always there; pages beyond it are taken only with `surplus`, and only
         what is promised to nobody. Returns the new pages, in order of position.
         """
-        table = holding.tables[group]
-        promised = holding.promised(group)
-        limit = promised + (self.available(group) if surplus else 0)
-        pages = self.pools[group].take(min(table.missing(until), limit), holding.holding_id)
+        table, pool, before = holding.tables[group], self.pools[group], holding.promised(group)
+        limit = holding.lacks(group) + (self.available(group) if surplus else 0)
+        count = min(table.missing(until), limit)
+        while pool.free_count < count:
+            assert self.cache is not None, "a promise is not covered by free pages"
+            self.cache.evict(group)
+        pages = pool.take(count, holding.holding_id)
         table.append(pages)
-        self._promised[group] -= promised - holding.promised(group)
+        self._promised[group] += holding.promised(group) - before
         holding.peak[group] = max(holding.peak[group], table.page_count)
         return pages
+
+    def publish(self, holding: Holding, settled: Tokens) -> None:
+        """All launches up to this position are over: let others find the full units below.
+
+        It comes before `reclaim` of the same position, at the end of each launch of the prompt.
+        """
+        if self.cache is not None and holding.row is not None:
+            self.cache.publish(holding.row, holding.holding_id, holding.tables, settled)
 
     def reclaim(self, holding: Holding, settled: Tokens) -> None:
         """Give back what no query at `settled` or later reads; a worker has answered for it."""
@@ -153,54 +234,140 @@ class Books:
 
     def withdraw(self, holding: Holding, plan: int) -> None:
         """End the holding. Its pages drain until the worker has completed the plan."""
-        self.close(holding)
         del self._holdings[holding.holding_id]
-        taken = [table.clear() for table in holding.tables]
-        for pool, pages in zip(self.pools, taken, strict=True):
-            pool.drain(pages, holding.holding_id)
-        if any(taken):
-            self._draining.append((plan, taken))
+        drained = Drained(plan)
+        for group, (pool, table) in enumerate(zip(self.pools, holding.tables, strict=True)):
+            self._promised[group] -= holding.promised(group)
+            pages = table.clear()
+            owned = [page for page in pages if not pool.is_shared(page)]
+            leased = [page for page in pages if pool.is_shared(page)]
+            pool.drain(owned, holding.holding_id)
+            if self._is_rolling(group):
+                for page in leased:
+                    if (payer := pool.payer(page)) != holding.holding_id:
+                        self._count_unpaid(payer, group, 1)
+            pool.begin_read(leased, holding.holding_id)
+            drained.owned.append(owned)
+            drained.leased.append(leased)
+        if any(drained.owned) or any(drained.leased):
+            self._draining.append(drained)
 
     def complete(self, plan: int) -> None:
         """All launches made under plans up to this one are over: free what drained for them."""
-        while self._draining and self._draining[0][0] <= plan:
-            _, taken = self._draining.popleft()
-            for group, pages in enumerate(taken):
-                self.pools[group].end_drain(pages)
-                if self._note_freed:
-                    self._freed[group].extend(pages)
+        while self._draining and self._draining[0].plan <= plan:
+            drained = self._draining.popleft()
+            for group, pool in enumerate(self.pools):
+                pool.end_drain(drained.owned[group])
+                leased = drained.leased[group]
+                pool.end_read(leased)
+                if self._is_rolling(group):
+                    for page in leased:
+                        self._count_unpaid(pool.payer(page), group, -1)
+                if self.cache is not None:
+                    self.cache.released(group, leased)
+
+    def evict_all(self) -> None:
+        """Free every page that only the cache has."""
+        for group, pool in enumerate(self.pools):
+            while pool.idle_count:
+                assert self.cache is not None
+                self.cache.evict(group)
 
     def take_freed(self) -> list[list[PageId]]:
         """For each group the pages freed since the last call, to be poisoned in tests."""
-        freed = self._freed
-        self._freed = [[] for _ in self.pools]
-        return freed
+        return [pool.take_freed() for pool in self.pools]
 
     def check(self) -> None:
         """Assert that every page has one state and one owner, and every promise is covered."""
-        drained = [0] * len(self.pools)
-        for _, taken in self._draining:
-            for group, pages in enumerate(taken):
-                drained[group] += len(pages)
+        if self.cache is not None:
+            self.cache.check()
         for group, pool in enumerate(self.pools):
             pool.check()
-            held = [page for h in self._holdings.values() for page in h.tables[group].ids]
-            assert len(held) == pool.owned_count, "a page is owned by no page table"
-            assert drained[group] == pool.draining_count, "a draining page is forgotten"
-            for holding in self._holdings.values():
-                for page in holding.tables[group].ids:
-                    assert pool.owner(page) == holding.holding_id, f"page {page} of another"
+            self._check_pages(group, pool)
             promised = sum(h.promised(group) for h in self._holdings.values())
             assert promised == self._promised[group], "the sum of promises is off"
-            assert promised <= pool.free_count, "a promise is not covered by free pages"
+            obtainable = pool.free_count + pool.idle_count
+            assert promised <= obtainable, "a promise is not covered by free pages"
 
-    def _give_back(self, holding: Holding, index: int, first: Tokens) -> None:
-        before = holding.promised(index)
-        pages = holding.tables[index].drop_below(first)
-        self.pools[index].give_back(pages, holding.holding_id)
-        self._promised[index] += holding.promised(index) - before
-        if self._note_freed:
-            self._freed[index].extend(pages)
+    def _check_pages(self, group: int, pool: PagePool) -> None:
+        drained = sum(len(each.owned[group]) for each in self._draining)
+        read = {page for each in self._draining for page in each.leased[group]}
+        drained += sum(not pool.lessees(page) and not pool.is_idle(page) for page in read)
+        assert drained == pool.draining_count, "a draining page is forgotten"
+        lessees: dict[PageId, set[HoldingId]] = {}
+        owned_count = 0
+        for holding in self._holdings.values():
+            unpaid = 0
+            for page in holding.tables[group].ids:
+                if pool.is_shared(page):
+                    lessees.setdefault(page, set()).add(holding.holding_id)
+                    unpaid += pool.payer(page) != holding.holding_id
+                else:
+                    assert pool.owner(page) == holding.holding_id, f"page {page} of another"
+                    owned_count += 1
+            assert holding.unpaid[group] == (unpaid if self._is_rolling(group) else 0)
+        assert owned_count + len(lessees) == pool.owned_count, "a page is in no page table"
+        assert all(set(pool.lessees(page)) == found for page, found in lessees.items())
+
+    def _is_rolling(self, group: int) -> bool:
+        return self.cache is not None and not self.cache.is_whole[group]
+
+    def _needed(self, group: int, reserve: Pages, hit: Hit) -> int:
+        """How many of the available pages a holding with this hit takes, or is promised."""
+        assert self.cache is not None and self.is_valid(hit), "the hit is out of date"
+        if self._is_rolling(group):
+            return reserve  # It takes those that are idle, and pays for no others.
+        pages = self.cache.pages(hit, group)
+        return max(0, reserve - len(pages)) + sum(map(self.pools[group].is_idle, pages))
+
+    def _lease(self, holding: Holding, hit: Hit) -> None:
+        assert self.cache is not None and self.is_valid(hit), "the hit is out of date"
+        for group, (pool, table) in enumerate(zip(self.pools, holding.tables, strict=True)):
+            pages = self.cache.pages(hit, group)
+            assert len(pages) <= holding.reserve[group], "a reserve is less than the hit"
+            for page in pages:
+                pool.lease(page, holding.holding_id)
+            if self._is_rolling(group):
+                paid = sum(pool.payer(page) == holding.holding_id for page in pages)
+                holding.unpaid[group] = len(pages) - paid
+            table.append(pages)
+            assert not pages or table.covered == hit.tokens, "the run begins elsewhere"
+            holding.peak[group] = table.page_count
+        holding.cached_tokens = hit.tokens
+        holding.row = self.cache.enter(hit)
+
+    def _give_back(self, holding: Holding, group: int, first: Tokens) -> None:
+        pool, before = self.pools[group], holding.promised(group)
+        pages = holding.tables[group].drop_below(first)
+        leased = [page for page in pages if pool.is_shared(page)]
+        owned = [page for page in pages if not pool.is_shared(page)]
+        pool.give_back(owned, holding.holding_id)
+        assert not leased or self._is_rolling(group), "pages that stay to the end are leased"
+        for page in leased:
+            payer = pool.payer(page)
+            pool.end_lease(page, holding.holding_id)
+            if payer == holding.holding_id:
+                self._count_unpaid(pool.payer(page), group, -1)
+            else:
+                holding.unpaid[group] -= 1
+        self._promised[group] += holding.promised(group) - before
+        if self.cache is not None:
+            self.cache.released(group, leased)
+
+    def _count_unpaid(self, holding_id: HoldingId | None, group: int, change: int) -> None:
+        """The holding, if there is one, begins to pay for a page (-1), or ends (1)."""
+        if holding_id is not None:
+            self._holdings[holding_id].unpaid[group] += change
+            self._promised[group] += change
+
+
+class Drained:
+    """What was withdrawn with one plan: for each group pages owned, and pages leased."""
+
+    def __init__(self, plan: int) -> None:
+        self.plan = plan
+        self.owned: list[list[PageId]] = []
+        self.leased: list[list[PageId]] = []
 
 
 def run_starts(

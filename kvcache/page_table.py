@@ -4,7 +4,6 @@ Positions are absolute. The pages held are one run: those below it were given ba
 null (there is no entry for them), those above it are not granted yet.
 """
 
-from collections import deque
 from collections.abc import Iterable
 
 from tidegate.kvcache.layout import Group, PageId, Pages, Tokens
@@ -16,7 +15,7 @@ class PageTable:
     def __init__(self, group: Group, start: Tokens) -> None:
         self._group = group
         self._first = group.page_of(start)
-        self._ids: deque[PageId] = deque()
+        self._ids: list[PageId] = []
 
     @property
     def page_count(self) -> Pages:
@@ -25,6 +24,11 @@ class PageTable:
     @property
     def ids(self) -> tuple[PageId, ...]:
         return tuple(self._ids)
+
+    @property
+    def first_page(self) -> Pages:
+        """The index of the first page of the run."""
+        return self._first
 
     @property
     def first_position(self) -> Tokens:
@@ -51,18 +55,21 @@ class PageTable:
     def drop_below(self, position: Tokens) -> tuple[PageId, ...]:
         """Remove and return the pages that hold only positions below `position`."""
         count = min(len(self._ids), max(0, self._group.page_of(position) - self._first))
-        dropped = tuple(self._ids.popleft() for _ in range(count))
+        dropped = tuple(self._ids[:count])
+        del self._ids[:count]
         self._first = Pages(self._first + count)
         return dropped
 
     def run(self, start: Tokens, end: Tokens) -> tuple[Tokens, tuple[PageId, ...]]:
         """The pages that touch [start, end), and the first position of the first of them."""
         first = self._group.page_of(start)
-        count = self._group.span(start, end)
+        return self._group.start_of(first), self.pages(first, self._group.span(start, end))
+
+    def pages(self, first: int, count: int) -> tuple[PageId, ...]:
+        """`count` pages of the run, from the page with index `first` on."""
         offset = first - self._first
         assert offset >= 0 and offset + count <= len(self._ids), "positions without a page"
-        ids = tuple(self._ids)[offset : offset + count]
-        return self._group.start_of(first), ids
+        return tuple(self._ids[offset : offset + count])
 
     def clear(self) -> tuple[PageId, ...]:
         """Remove and return every page."""
