@@ -1,6 +1,17 @@
 """Leaves out what this machine or this run cannot do, and says how many tests that were."""
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more of a shared machine than of the code. Where the
+# environment says CI, Hypothesis has a profile of its own that is as patient.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+if "CI" not in os.environ:
+    settings.load_profile("patient")
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
