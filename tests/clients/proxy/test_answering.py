@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+import trio
 
 from fakes.behaviours import answer
 from fakes.fake_scheduler import FakeRequest, FakeScheduler
@@ -16,6 +17,7 @@ ENDPOINTS = [
     ("/v1/completions", {"prompt": "the cat"}),
     ("/v1/chat/completions", CHAT),
 ]
+CANCEL_S_MAX = 10.0
 MANY_TOKEN_TEXT = "👩🏽‍🚀🦙 ďábelské 你好 한국어 🇧🇷"
 
 
@@ -141,13 +143,16 @@ async def test_a_stop_string_cuts_both_alike(
     fields: dict[str, Any],
     stop: object,
 ) -> None:
-    letters = [[byte_level().get_vocab()[letter]] for letter in "theĠcatĠsatĠon"]
-    scheduler.behaviour = answer(*letters, gap_s=0.001)
-    body = {**fields, "max_tokens": 99, "stop": stop}
+    # Far more than is read, so that the answer does not end before it is cancelled.
+    text = "theĠcatĠsatĠon" + "Ġsat" * 50
+    letters = [[byte_level().get_vocab()[letter]] for letter in text]
+    scheduler.behaviour = answer(*letters, gap_s=0.005)
+    body = {**fields, "max_tokens": 240, "stop": stop}
     whole = (await proxy.http.post(path, json=body)).json()
-    events = await proxy.stream(path, **fields, max_tokens=99, stop=stop)
+    events = await proxy.stream(path, **fields, max_tokens=240, stop=stop)
     for request in scheduler.requests:
-        await request.cancelled.wait()
+        with trio.fail_after(CANCEL_S_MAX):
+            await request.cancelled.wait()
         assert request.cancels[0].reason is EndReason.STOP_TEXT
     assert message_of(whole["choices"][0]) == text_of(events) == "the c"
     assert whole["choices"][0]["finish_reason"] == "stop"
