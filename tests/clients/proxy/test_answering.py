@@ -4,8 +4,9 @@ import re
 from typing import Any
 
 import pytest
+import trio
 
-from fakes.behaviours import answer
+from fakes.behaviours import answer, answer_and_hang
 from fakes.fake_scheduler import FakeRequest, FakeScheduler
 from fakes.running_proxy import RunningProxy, text_of
 from fakes.tiny_tokenizers import END, byte_level
@@ -16,6 +17,7 @@ ENDPOINTS = [
     ("/v1/completions", {"prompt": "the cat"}),
     ("/v1/chat/completions", CHAT),
 ]
+CANCEL_S_MAX = 10.0
 MANY_TOKEN_TEXT = "👩🏽‍🚀🦙 ďábelské 你好 한국어 🇧🇷"
 
 
@@ -142,12 +144,14 @@ async def test_a_stop_string_cuts_both_alike(
     stop: object,
 ) -> None:
     letters = [[byte_level().get_vocab()[letter]] for letter in "theĠcatĠsatĠon"]
-    scheduler.behaviour = answer(*letters, gap_s=0.001)
+    # It does not end before it is cancelled.
+    scheduler.behaviour = answer_and_hang(*letters)
     body = {**fields, "max_tokens": 99, "stop": stop}
     whole = (await proxy.http.post(path, json=body)).json()
     events = await proxy.stream(path, **fields, max_tokens=99, stop=stop)
     for request in scheduler.requests:
-        await request.cancelled.wait()
+        with trio.fail_after(CANCEL_S_MAX):
+            await request.cancelled.wait()
         assert request.cancels[0].reason is EndReason.STOP_TEXT
     assert message_of(whole["choices"][0]) == text_of(events) == "the c"
     assert whole["choices"][0]["finish_reason"] == "stop"
