@@ -32,15 +32,15 @@ MUTANTS = (
     Mutant(
         "withdrawn pages are free before the worker has answered",
         "kvcache/books.py",
-        "while self._draining and self._draining[0][0] <= plan:",
+        "while self._draining and self._draining[0].plan <= plan:",
         "while self._draining:",
         has_checks=False,
     ),
     Mutant(
         "withdrawn pages are free one plan too early",
         "kvcache/books.py",
-        "while self._draining and self._draining[0][0] <= plan:",
-        "while self._draining and self._draining[0][0] <= plan + 1:",
+        "while self._draining and self._draining[0].plan <= plan:",
+        "while self._draining and self._draining[0].plan <= plan + 1:",
         has_checks=False,
     ),
     Mutant(
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "pages that are promised to one request are taken by another",
         "kvcache/books.py",
-        "limit = promised + (self.available(group) if surplus else 0)",
+        "limit = holding.lacks(group) + (self.available(group) if surplus else 0)",
         "limit = self.pools[group].free_count",
     ),
     Mutant(
