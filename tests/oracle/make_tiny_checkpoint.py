@@ -147,15 +147,26 @@ def _random_model(family: TinyFamily, seed: int, overrides: dict[str, Any]) -> A
     fields |= overrides
     if family == "gemma3":
         fields.setdefault("layer_types", _every_third_full(fields["num_hidden_layers"]))
-    model = model_class(config_class(**fields))
+    return randomise(model_class(config_class(**fields)), seed)
+
+
+def randomise(model: Any, seed: int) -> Any:
+    """Draw the weights of a model of transformers anew, and return it.
+
+    Vectors, and buffers that are saved with the weights, come to lie around the values that
+    the model begins with, so that a forward pass which forgets one of them gives clearly other
+    logits.
+    """
     generator = torch.Generator().manual_seed(seed)
+    saved = model.state_dict().keys()
+    buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
     with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * noise)
+        for weight in (*model.parameters(), *buffers):
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim == 1:
+                weight.add_(0.2 * noise)
             else:
-                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
     return model
 
 

@@ -187,8 +187,8 @@ def test_decoding_goes_on_elsewhere_from_the_pages_that_a_hand_off_moves(
 def test_window_pages_that_are_kept_below_the_window_change_nothing() -> None:
     models = pair("gemma3")
     tokens = random_tokens(120)
-    rows = rows_of(models, 8)
-    rows.keep_window_pages = True
+    layout = layout_for(models.config, 8, "float32").with_forced_flag(False)
+    rows = PagedRows(models.model, layout, PAGE_COUNT)
     row = prefill(rows, tokens[:60])
     assert rows.held(row) == [8, 8]
     logits = [rows.launch([Feed(row, [token])]) for token in tokens[60:]]
