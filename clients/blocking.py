@@ -19,7 +19,7 @@ from tidegate.clients.errors import ServerLost
 from tidegate.clients.generation import Generation, Result, Token
 from tidegate.clients.opening import CONNECT_MS_MAX
 from tidegate.clients.options import Options
-from tidegate.ipc.protocol import ModelCard, Status
+from tidegate.ipc.protocol import ModelCard, Status, Waiting
 
 CLOSE_MS_MAX = 5_000  # For the thread to end.
 
@@ -161,6 +161,10 @@ class BlockingGeneration:
     def read(self) -> list[Token]:
         """All tokens that are there, waiting for at least one; none at the end."""
         return self._run.call(self._generation.read)
+
+    def why_waiting(self) -> Waiting:
+        """What the request waits for now: see `Generation.why_waiting`. For any thread."""
+        return self._run.call(self._generation.why_waiting)
 
     def close(self) -> None:
         """Cancel the request unless it is over."""

@@ -45,6 +45,9 @@ from tidegate.ipc.protocol import (
     Status,
     StreamId,
     Submit,
+    Waiting,
+    WaitKind,
+    WhyWaiting,
     decode_for_client,
     encode,
     unpack_ids,
@@ -65,6 +68,7 @@ class OpenRequest:
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
         self.queue = TokenQueue()
+        self.why = Question[Waiting]()
 
 
 class Connection:
@@ -136,6 +140,14 @@ class Connection:
     async def ask_status(self) -> Status:
         return await self._ask(self._status, GetStatus())
 
+    async def why_waiting(self, request: OpenRequest) -> Waiting:
+        """What a request waits for, under its name in logs once it is accepted."""
+        if self._loss is not None:
+            raise self._loss
+        if request.queue.is_over:
+            return over(request)
+        return await self._ask(request.why, WhyWaiting(request.request_id))
+
     async def _ask(self, question: Question[Answer], message: ClientToScheduler) -> Answer:
         if self._loss is not None:
             raise self._loss
@@ -170,6 +182,7 @@ class Connection:
         self._loss = ServerLost(f"the scheduler at {self._link.endpoint} is lost: {reason}")
         for request in self._requests.values():
             request.queue.fail(self._loss)
+            request.why.fail(self._loss)
         self._requests.clear()
         self._streams.clear()
         self._card.fail(self._loss)
@@ -202,9 +215,10 @@ class Connection:
                     self._streams[message.stream] = request
                     request.queue.accept(message)
             case Refused():
-                request = self._requests.pop(message.request_id, None)
+                request = self._requests.get(message.request_id)
                 if request is not None:
                     request.queue.fail(RequestRefused(message))
+                    self._forget(request)
             case Finished():
                 request = self._streams.get(message.stream)
                 if request is not None:
@@ -213,6 +227,11 @@ class Connection:
                         request.queue.finish(message)
                     else:
                         request.queue.fail(RequestFailed.from_finished(message))
+            case Waiting():
+                request = self._requests.get(message.request_id)
+                if request is not None:
+                    name = name_in_logs(request)
+                    request.why.give(msgspec.structs.replace(message, request_id=name))
             case Card():
                 self._card.give(message.card)
             case Status():
@@ -248,6 +267,7 @@ class Connection:
         """One of our frames could not be read: one that nobody has answered yet."""
         error = RequestFailed(f"the scheduler cannot read what was sent: {text}", 400)
         for request in tuple(self._requests.values()):
+            request.why.fail(error)
             if request.queue.accepted is None:
                 request.queue.fail(error)
                 self._forget(request)
@@ -258,6 +278,7 @@ class Connection:
         self._requests.pop(request.request_id, None)
         if request.queue.accepted is not None:
             self._streams.pop(request.queue.accepted.stream, None)
+        request.why.give(over(request))
         self._rest()
 
     # --- Silence and loss ---
@@ -274,3 +295,13 @@ class Connection:
         await self._link.wait_disconnected()
         await trio.sleep(LAST_FRAMES_MS / 1000)
         self.lose("the connection ended")
+
+
+def name_in_logs(request: OpenRequest) -> RequestId:
+    """The scheduler's name of a request, or its own until it is accepted."""
+    accepted = request.queue.accepted
+    return request.request_id if accepted is None else RequestId(accepted.internal_id)
+
+
+def over(request: OpenRequest) -> Waiting:
+    return Waiting(name_in_logs(request), None, WaitKind.NOTHING, "the request is over")

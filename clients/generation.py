@@ -20,7 +20,16 @@ import trio
 
 from tidegate.clients.connection import Connection, OpenRequest
 from tidegate.clients.text import TextPiece, TextStream
-from tidegate.ipc.protocol import Accepted, EndReason, Finished, RequestId, Submit, Usage
+from tidegate.ipc.protocol import (
+    Accepted,
+    EndReason,
+    Finished,
+    RequestId,
+    Submit,
+    Usage,
+    Waiting,
+    WaitKind,
+)
 
 NO_TEXT = TextPiece("", False, 0)
 
@@ -119,6 +128,18 @@ class Generation:
         # Garbage is collected in any thread, at any moment: only leave a note.
         if self._request is not None and not self._request.queue.is_over:
             self._connection.cancel_soon(self._request, len(self._ids))
+
+    async def why_waiting(self) -> Waiting:
+        """What the request waits for now, as the scheduler sees it.
+
+        It may be asked at any time, and by another task than the one that reads. Before the
+        request was sent and after its end it waits for nothing, and the text says so. Raises
+        `ServerLost`, or `RequestFailed` if the scheduler is too old to know the question.
+        """
+        if self._request is None:
+            text = "the request has not been sent"
+            return Waiting(RequestId(""), None, WaitKind.NOTHING, text)
+        return await self._connection.why_waiting(self._request)
 
     # --- Reading ---
 

@@ -32,7 +32,7 @@ from tidegate.clients.errors import (
 )
 from tidegate.clients.generation import Generation, Result, Token
 from tidegate.clients.options import Options
-from tidegate.ipc.protocol import EndReason
+from tidegate.ipc.protocol import EndReason, PageHolder, Phase, Waiting, WaitKind
 
 __all__ = [
     "AsyncClient",
@@ -43,11 +43,15 @@ __all__ = [
     "EndReason",
     "Generation",
     "Options",
+    "PageHolder",
+    "Phase",
     "RequestFailed",
     "RequestRefused",
     "Result",
     "ServerLost",
     "TextUnavailable",
     "Token",
+    "WaitKind",
+    "Waiting",
     "default_endpoint",
 ]

@@ -21,9 +21,10 @@ class Unsent:
         self._has_frames = trio.Event()
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether a new request of this size may be sent. Cancels are always let through.
+        """Whether a new request of this size may be sent.
 
-        There is at most one of them for each request that was sent.
+        Cancels and questions are always let through: at most one of each is on its way for each
+        request that was sent.
         """
         return (
             len(self._frames) < FRAME_COUNT_MAX and self._byte_count + byte_count <= BYTES_MAX

@@ -19,6 +19,7 @@ class LogEvent(StrEnum):
     REQUEST_ACCEPTED = "request_accepted"
     REQUEST_REFUSED = "request_refused"
     REQUEST_WAITS = "request_waits"
+    REQUEST_GOES_ON = "request_goes_on"
     REQUEST_ADMITTED = "request_admitted"
     CHUNK_DONE = "chunk_done"
     PREFILL_DONE = "prefill_done"

@@ -60,6 +60,28 @@ class EndReason(Enum):
     ERROR = "error"  # The text says what went wrong.
 
 
+class Phase(Enum):
+    """Where a request is in its life. docs/STATES.md tells what begins and ends each."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    HANDING_OFF = "handing_off"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class WaitKind(Enum):
+    """What a request waits for."""
+
+    TURN = "turn"  # Others are served before it.
+    ROW = "row"  # A row of a worker, all of which are taken.
+    PAGES = "pages"  # Pages of a pool, which other requests hold.
+    DRAINING = "draining"  # Pages of a pool that are on their way: a worker has yet to answer.
+    DESTINATION = "destination"  # So many finished prompts need a decode worker before it.
+    ANSWER = "answer"  # What a worker computes or copies for it.
+    NOTHING = "nothing"  # It is over, or was never sent, or is unknown here.
+
+
 # --- Parts ---
 
 
@@ -162,6 +184,16 @@ class PoolState(Part, frozen=True):
     page_bytes: int
     page_count: int
     free_count: int
+
+
+class PageHolder(Part, frozen=True):
+    """A request, by its name in logs, and the pages of a pool that it holds or was promised.
+
+    A page of the prefix cache that several requests read counts for each of them.
+    """
+
+    request_id: RequestId
+    page_count: int
 
 
 # --- Scheduler to worker ---
@@ -378,7 +410,13 @@ class Cancel(Message, frozen=True):
     reason: EndReason
 
 
-ClientToScheduler = GetCard | GetStatus | Submit | Cancel
+class WhyWaiting(Message, frozen=True):
+    """Ask what a request of this connection waits for; `Waiting` answers, at once."""
+
+    request_id: RequestId
+
+
+ClientToScheduler = GetCard | GetStatus | Submit | Cancel | WhyWaiting
 
 
 # --- Scheduler to client ---
@@ -456,6 +494,35 @@ class Finished(Message, frozen=True):
     status: int  # The HTTP status that fits: 200, or 5xx after an error.
 
 
+class Waiting(Message, frozen=True):
+    """What a request waits for at this moment. `text` says it in a sentence.
+
+    `ahead` counts those that are served before it, and `first` is the first of them. Of pages,
+    the request needs `pages_needed` to go on and `pages_available` are there for it; besides,
+    `pages_draining` will be free when their worker has answered. `pages_cached`, which are
+    among the available ones, are of the prefix cache alone. `holders` are the requests with
+    the most pages of that pool, the largest first, and `holders_left_out` counts the others.
+    Names of requests are those in logs, but for `request_id`, which is the client's own.
+    """
+
+    request_id: RequestId
+    phase: Phase | None  # None with `WaitKind.NOTHING`.
+    kind: WaitKind
+    text: str
+    ahead: int = 0
+    first: RequestId | None = None
+    role: Role | None = None
+    worker: WorkerId | None = None
+    pool: str = ""
+    pages_short: int = 0
+    pages_needed: int = 0
+    pages_available: int = 0
+    pages_draining: int = 0
+    pages_cached: int = 0
+    holders: tuple[PageHolder, ...] = ()
+    holders_left_out: int = 0
+
+
 class Ping(Message, frozen=True):
     """The scheduler is alive. Sent about once a second to connections that have requests."""
 
@@ -468,7 +535,9 @@ class Malformed(Message, frozen=True):
     text: str
 
 
-SchedulerToClient = Card | Status | Accepted | Refused | NewTokens | Finished | Ping | Malformed
+SchedulerToClient = (
+    Card | Status | Accepted | Refused | NewTokens | Finished | Waiting | Ping | Malformed
+)
 
 
 # --- Encoding ---

@@ -1,5 +1,7 @@
 """The shell's side of client links: frames checked and turned into events or replies."""
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -10,8 +12,13 @@ from tidegate.ipc.protocol import (
     RequestId,
     Sampling,
     Submit,
+    Waiting,
+    WaitKind,
     unpack_ids,
 )
+from tidegate.scheduler.core import Core
+from tidegate.scheduler.streams import Streams
+from tidegate.scheduler.waits import Explainer
 
 TEMPERATURE_MAX = 100.0
 STOP_ID_COUNT_MAX = 256
@@ -51,6 +58,24 @@ def check_submit(submit: Submit, card: ModelCard | None) -> Refused | None:
         )
         return _refused(submit, 400, "bad_token_id", text)
     return None
+
+
+def answer_why(
+    core: Core, streams: Streams, questions: Sequence[tuple[bytes, RequestId]]
+) -> list[tuple[bytes, Waiting]]:
+    """The answer to each question of a connection about a request of its own, after a plan."""
+    explainer = Explainer(core.fleet)
+    answers: list[tuple[bytes, Waiting]] = []
+    for peer, name in questions:
+        stream = streams.of_client(peer, name)
+        if stream is None:
+            name = RequestId(name[:REQUEST_ID_LENGTH_MAX])
+            text = f"no request {name!r} is alive on this connection; it may have ended"
+            answer = Waiting(name, None, WaitKind.NOTHING, text)
+        else:
+            answer = explainer.explain(core.fleet.requests[stream.request_id])
+        answers.append((peer, msgspec.structs.replace(answer, request_id=name)))
+    return answers
 
 
 def with_seed(sampling: Sampling, seed: int) -> Sampling:

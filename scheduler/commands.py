@@ -1,5 +1,7 @@
 """What the core asks the shell to do. The core itself does no I/O."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tidegate.ipc.log_events import LogEvent
@@ -21,7 +23,7 @@ from tidegate.ipc.protocol import (
     WorkerId,
 )
 
-FieldValue = str | int | float | bool | None
+FieldValue = str | int | float | bool | Mapping[str, int] | None
 
 
 class StartRow(msgspec.Struct, frozen=True):

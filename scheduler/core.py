@@ -152,7 +152,7 @@ class Core:
         fleet.next_number += 1
         fleet.requests[request.request_id] = request
         fleet.by_client.setdefault(request.client, {})[request.request_id] = request
-        fleet.waiting.add(request)
+        fleet.enqueue(request)
         restart(fleet, request, now_us)
         fleet.commands.append(AcceptRequest(request.request_id, answer))
         fleet.record(

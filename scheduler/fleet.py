@@ -28,6 +28,7 @@ class Fleet:
         self.by_client: dict[ClientId, dict[RequestId, Request]] = {}
         self.waiting = WaitingQueue()
         self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
+        self.newcomers: list[Request] = []  # Of the two queues, since the last plan.
         self.due: list[Seat] = []  # Decoding seats whose pages need a look.
         self.timers = Timers()
         self.commands: list[Command] = []
@@ -115,12 +116,18 @@ class Fleet:
         """The request's prompt is finished, and it waits for a destination."""
         self.awaiting_target.append(request)
         self.awaiting_target.sort(key=lambda waiting: waiting.rank)
+        self.newcomers.append(request)
+
+    def enqueue(self, request: Request) -> None:
+        """The request waits for admission."""
+        self.waiting.add(request)
+        self.newcomers.append(request)
 
     def requeue(self, request: Request, now_us: int) -> None:
         """The request waits anew, with its rank and the tokens that it has brought."""
         self.leave_all(request)
         request.move(Phase.WAITING, now_us)
-        self.waiting.add(request)
+        self.enqueue(request)
 
     def finish(
         self,

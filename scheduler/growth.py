@@ -16,6 +16,7 @@ from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat
+from tidegate.scheduler.wait_records import note_fed, note_starving
 
 
 def grow_decoding(fleet: Fleet, now_us: int) -> None:
@@ -28,8 +29,11 @@ def grow_decoding(fleet: Fleet, now_us: int) -> None:
             seat.worker.add(Grow(seat.row, group, ids))
         if seat.is_starving:
             make_room(fleet, seat, now_us)
+            note_starving(fleet, seat)
             # If it is still here, it is looked at again in the next plan.
             fleet.due.append(seat)
+        else:
+            note_fed(fleet, seat)
 
 
 def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:

@@ -8,16 +8,7 @@
 5. FINISHED: the client has its last message. Pages may still drain.
 """
 
-from enum import Enum
-
-
-class Phase(Enum):
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    HANDING_OFF = "handing_off"
-    DECODING = "decoding"
-    FINISHED = "finished"
-
+from tidegate.ipc.protocol import Phase as Phase
 
 MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.WAITING: (Phase.PREFILLING, Phase.FINISHED),

@@ -5,31 +5,29 @@ served from the head while it fits.
 """
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Fetch, PullGroup, Role, pack_ids
+from tidegate.ipc.protocol import Fetch, PullGroup, pack_ids
 from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import All, Tokens
 from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.deadlines import restart
-from tidegate.scheduler.door import Choice, admission_choices, holding, of_role
+from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import page_runs
 from tidegate.scheduler.phases import Phase
-from tidegate.scheduler.state import Request, Seat, Worker
+from tidegate.scheduler.state import Request, Seat
+from tidegate.scheduler.wait_records import note_first
+from tidegate.scheduler.waits import open_choices, target_choice
 
 
 def assign_targets(fleet: Fleet, now_us: int) -> None:
     """Give finished prompts a destination by rank; the first that must wait ends it."""
     while fleet.awaiting_target:
         request = fleet.awaiting_target[0]
-        assert request.source is not None
-        lengths = request.source.lengths
-        targets = holding(of_role(fleet.healthy(), Role.DECODE), Leg.TARGET, lengths)
-        seat = _sit_on_roomiest(
-            fleet, request, Choice(Leg.TARGET, lengths, tuple(targets)), lengths.prompt
-        )
+        choice = target_choice(fleet, request)
+        seat = _sit_on_roomiest(fleet, request, choice, choice.lengths.prompt)
         if seat is None:
-            _note_wait(fleet, request, Choice(Leg.TARGET, lengths, tuple(targets)))
+            note_first(fleet, request, [choice])
             return
         fleet.awaiting_target.pop(0)
         request.target = seat
@@ -47,7 +45,6 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
             return
         fleet.waiting.remove(request)
         request.source = seat
-        request.waits_for = ""
         request.move(Phase.PREFILLING, now_us)
         request.workers["prefill"] = seat.worker.worker_id
         seat.worker.prefilling.append(seat)
@@ -64,16 +61,13 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
 
 
 def _admit(fleet: Fleet, request: Request) -> Seat | None:
-    healthy = fleet.healthy()
-    choices = admission_choices(healthy, request)
-    if len(fleet.awaiting_target) >= fleet.settings.handoff_waiting_count_max:
-        choices = [choice for choice in choices if choice.leg is not Leg.SOURCE]
+    choices = open_choices(fleet, request)
     for choice in choices:
         seat = _sit_on_roomiest(fleet, request, choice, Tokens(0))
         if seat is not None:
             _start_prefill(seat)
             return seat
-    _note_wait(fleet, request, choices[0] if choices else None)
+    note_first(fleet, request, choices)
     return None
 
 
@@ -145,30 +139,3 @@ def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
         target=target.worker.worker_id,
         length=prompt,
     )
-
-
-def _note_wait(fleet: Fleet, request: Request, choice: Choice | None) -> None:
-    """Record what the request waits for, when that has changed.
-
-    The same kind of thing on another worker is no change: which one is the roomiest may be
-    another in each plan.
-    """
-    kind, worker_id, pages = "a decode worker for the prompts that are finished", None, 0
-    if choice is not None and choice.workers:
-        worker = max(choice.workers, key=lambda w: w.books.available(0))
-        kind, pages = _lack(fleet, worker, choice)
-        worker_id = worker.worker_id
-    if kind != request.waits_for:
-        request.waits_for = kind
-        fleet.record(
-            LogEvent.REQUEST_WAITS, request, reason=kind, worker=worker_id, pages_short=pages
-        )
-
-
-def _lack(fleet: Fleet, worker: Worker, choice: Choice) -> tuple[str, int]:
-    if not worker.rows_free:
-        return "a row", 0
-    short = fleet.shortage_now(worker, choice.leg, choice.lengths)
-    assert short is not None, "a request waits for a worker that has room for it"
-    group, pages = short
-    return f"pages of the {worker.layout.groups[group].name} pool", pages

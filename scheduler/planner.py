@@ -15,6 +15,7 @@ from tidegate.scheduler.growth import grow_decoding
 from tidegate.scheduler.losses import suspect_stalled
 from tidegate.scheduler.placement import admit_waiting, assign_targets
 from tidegate.scheduler.state import Seat, Worker
+from tidegate.scheduler.wait_records import note_newcomers
 
 
 def make_plan(fleet: Fleet, now_us: int) -> None:
@@ -23,6 +24,7 @@ def make_plan(fleet: Fleet, now_us: int) -> None:
     grow_decoding(fleet, now_us)
     assign_targets(fleet, now_us)
     admit_waiting(fleet, now_us)
+    note_newcomers(fleet)
     for worker in fleet.workers.values():
         if not worker.is_suspect:
             hand_out_chunks(fleet, worker, now_us)

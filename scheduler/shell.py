@@ -32,11 +32,12 @@ from tidegate.ipc.protocol import (
     StreamId,
     Submit,
     Usage,
+    WhyWaiting,
     WorkerId,
     decode_from_client,
     encode,
 )
-from tidegate.scheduler.client_desk import check_submit, with_seed
+from tidegate.scheduler.client_desk import answer_why, check_submit, with_seed
 from tidegate.scheduler.commands import (
     AcceptRequest,
     Command,
@@ -94,6 +95,7 @@ class Shell:
         self._client_frames: list[tuple[bytes, bytes]] = []
         self._late: list[Event] = []  # Found out while commands were carried out.
         self._reports: list[bytes] = []  # The turn's report tokens.
+        self._questions: list[tuple[bytes, RequestId]] = []  # The turn's `WhyWaiting`.
         self._next_stream = 0
         self._wake = trio.Event()
         self._turned = trio.Event()
@@ -170,6 +172,9 @@ class Shell:
         self._client_frames.clear()
         for command in self._core.plan(now):
             self._execute(command)
+        for peer, answer in answer_why(self._core, self._streams, self._questions):
+            self._outgoing.add(peer, answer)
+        self._questions.clear()
         self._flush_outgoing()
         if self._late:
             self._wake.set()
@@ -200,6 +205,8 @@ class Shell:
                     kept = max(0, message.kept)
                     cancelled = Cancelled(stream.request_id, kept, message.reason)
                     self._core.apply(cancelled, now)
+            case WhyWaiting():
+                self._questions.append((peer, message.request_id))
             case _:
                 assert_never(message)
 

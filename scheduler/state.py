@@ -232,6 +232,7 @@ class Request:
         check_move(self._phase, phase)
         self.times.leave(self._phase, now_us)
         self._phase = phase
+        self.waits_for = ""
 
     @property
     def seats(self) -> Iterable[Seat]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import trio
 
 from tidegate.ipc.endpoints import ipc_endpoint
@@ -25,6 +26,7 @@ from tidegate.ipc.protocol import (
     Malformed,
     ModelCard,
     NewTokens,
+    Phase,
     Ping,
     PoolState,
     Refused,
@@ -35,6 +37,9 @@ from tidegate.ipc.protocol import (
     StreamId,
     Submit,
     Usage,
+    Waiting,
+    WaitKind,
+    WhyWaiting,
     WorkerId,
     decode_from_client,
     encode,
@@ -111,6 +116,7 @@ class FakeScheduler:
         self.requests: list[FakeRequest] = []
         self.unknown_cancels: list[Cancel] = []
         self.question_count = 0
+        self.why = Waiting(RequestId(""), Phase.WAITING, WaitKind.TURN, "it is next")
         self._link = link
         self._peers: set[bytes] = set()
         self._is_closed = False
@@ -170,6 +176,10 @@ class FakeScheduler:
                 nursery.start_soon(self.behaviour, request)
             case Cancel():
                 self._cancel(peer, message)
+            case WhyWaiting(request_id=name):
+                self.question_count += 1
+                if self.answers_questions:
+                    self.send(peer, msgspec.structs.replace(self.why, request_id=name))
 
     def _cancel(self, peer: bytes, cancel: Cancel) -> None:
         for request in self.requests:

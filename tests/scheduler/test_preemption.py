@@ -108,9 +108,9 @@ def preempted(bench: CoreBench) -> list[tuple[str | None, object]]:
     ]
 
 
-def waits(bench: CoreBench, name: str) -> list[tuple[object, object, object]]:
+def waits(bench: CoreBench, name: str) -> list[tuple[object, ...]]:
     return [
-        (record.fields["reason"], record.fields["worker"], record.fields["pages_short"])
+        tuple(map(record.fields.get, ("reason", "pool", "worker", "pages_short")))
         for record in bench.records
         if record.event is LogEvent.REQUEST_WAITS and record.request_id == name
     ]
@@ -122,8 +122,8 @@ def test_what_a_request_waits_for_is_said_anew_when_it_waits_again() -> None:
     bench.turn(submitted("x", 12, 1))
     row = bench.row_of("x")
     bench.turn(submitted("b", 8, 12))
-    short = ("pages of the full pool", "b")
-    assert [wait[:2] for wait in waits(bench, "b")] == [short]
+    short = ("pages", "full", "b")
+    assert [wait[:3] for wait in waits(bench, "b")] == [short]
     bench.turn(report(B, bench.worker(B).seq, chunks={row: 8}))
     last = report(
         B, bench.worker(B).seq, chunks={row: 12}, tokens={row: 1}, ended={row: EndReason.LENGTH}
@@ -135,7 +135,11 @@ def test_what_a_request_waits_for_is_said_anew_when_it_waits_again() -> None:
     while not preempted(bench):
         answer(bench, B, {0: 1})
     assert preempted(bench) == [("b", "a")] and bench.phase("b") is Phase.WAITING
-    assert [wait[:2] for wait in waits(bench, "b")] == [short, short]
+    assert [wait[:3] for wait in waits(bench, "b")] == [
+        short,
+        ("draining", "full", "b"),  # Those of "x", which has ended.
+        short,
+    ]
 
 
 def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
@@ -169,7 +173,7 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     assert emitted == EmitTokens(b, 2, 1, 0, 0)
     assert bench.phase("b") is Phase.HANDING_OFF and request(bench, "b").ticket is None
     # It needs three, and one more for the row that grows: three are there.
-    assert waits(bench, "b") == [("pages of the full pool", "d", 1)]
+    assert waits(bench, "b") == [("pages", "full", "d", 1)]
     assert decode_to_end(bench, "a").usage.output_tokens == 12
     (pull,) = plan_of(bench.turn(report(D, bench.worker(D).seq)), D).operations
     assert isinstance(pull, Fetch) and pull.length == 10

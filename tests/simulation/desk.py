@@ -5,6 +5,7 @@ always hold.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import assert_never
 
 from simulation.fake_worker import FakeWorker
@@ -22,6 +23,7 @@ from tidegate.ipc.protocol import (
     Row,
     Sampling,
     Start,
+    WaitKind,
     WorkerId,
     pack_ids,
     unpack_ids,
@@ -50,8 +52,10 @@ from tidegate.scheduler.events import (
     WorkerLost,
 )
 from tidegate.scheduler.settings import CoreSettings
+from tidegate.scheduler.waits import Explainer
 
 CONTEXT = 100_000
+ASKED_COUNT = 4  # Requests that are asked after each plan what they wait for.
 
 
 class Desk:
@@ -168,6 +172,7 @@ class Desk:
         self._reports.clear()
         if self._checks:
             self.core.check()
+            self._check_waits()
         self._check_progress(now_us)
         return plans
 
@@ -202,7 +207,9 @@ class Desk:
                 if event is LogEvent.REQUEST_PREEMPTED and self.expects_ranks:
                     self._check_preemption(command)
                 if event is LogEvent.REQUEST_FINISHED:
-                    self.restart_count += int(command.fields["restarts"] or 0)
+                    restarts = command.fields["restarts"]
+                    assert isinstance(restarts, int)
+                    self.restart_count += restarts
             case _:
                 assert_never(command)
 
@@ -240,6 +247,16 @@ class Desk:
         # Whoever is above it there is not preempted by the same plan, or not all of them are.
         if not any(seat.request.rank < victim.rank for seat in seats):
             raise SimulationError(f"the highest rank gives way: {record}")
+
+    def _check_waits(self) -> None:
+        """Each request can be told what it waits for, and it is nothing that is there."""
+        explainer = Explainer(self.core.fleet)
+        for request in islice(self.core.fleet.requests.values(), ASKED_COUNT):
+            found = explainer.explain(request)
+            if found.kind is WaitKind.TURN and found.first is None:
+                raise SimulationError(f"{request.request_id} waits, and it is its turn")
+            if found.pool and found.pages_short <= 0:
+                raise SimulationError(f"{request.request_id} waits for no page: {found}")
 
     def _check_progress(self, now_us: int) -> None:
         """Nothing waits while nothing is under way, and the core will wake up in time."""
