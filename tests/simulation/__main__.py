@@ -104,7 +104,8 @@ def main(arguments: list[str]) -> int:
         print(f"\nThe first failure, seed {failures[0][0]}:\n{failures[0][1]}")
     cancelled = {phase.value: count for phase, count in total.cancelled_in.items()}
     print(
-        f"{len(seeds)} seeds in {seconds:.1f} s, {len(failures)} failed; "
+        f"{len(seeds)} seeds and {total.event_count} events in {seconds:.1f} s, "
+        f"{len(failures)} failed; "
         f"{total.submitted} requests ({total.submitted / seconds:.0f} a second): "
         f"{total.complete} complete, {total.refused} refused, {total.ended_early} ended early; "
         f"{total.token_count} tokens, {total.stale_answer_count} late answers, "
