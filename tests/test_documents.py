@@ -27,13 +27,14 @@ def known_options() -> set[str]:
         "models",
         "logs story",
         "logs summary",
+        "logs why",
     )
     texts = [parser.parse_args(_least(command)).parser.format_help() for command in commands]
     return set(OPTION.findall("\n".join(texts)))
 
 
 def _least(command: str) -> list[str]:
-    needed = {"worker": ["--role", "both"], "logs story": ["id"]}
+    needed = {"worker": ["--role", "both"], "logs story": ["id"], "logs why": ["id"]}
     return [*command.split(), *needed.get(command, [])]
 
 

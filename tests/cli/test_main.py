@@ -128,6 +128,12 @@ def test_logs_are_read_from_the_command_line(
     assert msgspec.json.decode(capsys.readouterr().out)["refusals"][0]["needed_max"] == 9
     assert status_of("logs", "story", "e-1", str(log)) == 0
     assert "Refused with 400" in capsys.readouterr().out
+    assert status_of("logs", "why", "e-1", str(log)) == 0
+    assert "It was refused (kv_pool_exceeded): too long" in capsys.readouterr().out
+    assert status_of("logs", "why", "--json", "e-1", str(log)) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["end_event"] == "request_refused"
+    assert status_of("logs", "why", "e-2", str(log)) == 1
+    assert capsys.readouterr().err.startswith("tidegate logs why: no request in")
     assert status_of("logs", "story", "e-2", str(log)) == 1
     assert capsys.readouterr().err.startswith("tidegate logs story: no request in")
     assert status_of("logs", "summary", str(tmp_path / "none")) == 1
