@@ -221,7 +221,9 @@ def _model_lines(model: ModelFacts) -> list[str]:
             f"    {group.pool} pool: {group.layers} layers that read {reach}, "
             f"{bytes_text(group.bytes_per_token or 0)} a token"
         )
-    lines.append(f"    swa_only_transfer: {_flag_text(model, reason=False)}")
+    family = describe_family(cast("Family", model.family))
+    flag = _flag_text(model, reason=model.swa_only_transfer != family.swa_only_transfer)
+    lines.append(f"    swa_only_transfer: {flag}")
     return lines
 
 

@@ -44,28 +44,69 @@ def attend(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     scratch: Scratch,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one layer for all tokens of a launch.
 
-    `queries` [tokens, heads, size] are rotated and scaled; `keys` and `values`
-    [tokens, key heads, size] are stored into `key_pages` and `value_pages`
-    [page_count, page_tokens, key heads, size]. Returns [tokens, heads * value size].
+    `queries` [tokens, heads, key size] are rotated and scaled; `keys` [tokens, key heads, key
+    size] and `values` [tokens, key heads, value size] are stored into `key_pages` and
+    `value_pages` [page_count, page_tokens, key heads, size]. `sinks` [heads], float32, are
+    further scores of every query, whose weights add nothing. Returns
+    [tokens, heads * value size].
     """
     key_pages[plan.write_pages, plan.write_slots] = keys
     value_pages[plan.write_pages, plan.write_slots] = values
     out = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[2])
-    for bucket in plan.decode:
-        result = _decode(bucket, queries, key_pages, value_pages, scratch)
-        out.index_copy_(0, bucket.rows, result)
+    _attend_decode(plan, queries, key_pages, value_pages, scratch, sinks, out)
     for piece in plan.prefill:
         part = slice(piece.first_token, piece.first_token + piece.count)
         piece_keys, piece_values = keys[part], values[part]
         if piece.first_key < piece.start:
-            first, end = piece.skip, piece.skip + piece.end - piece.first_key
-            piece_keys = scratch.gather(0, key_pages, piece.pages).flatten(0, 1)[first:end]
-            piece_values = scratch.gather(1, value_pages, piece.pages).flatten(0, 1)[first:end]
-        _prefill(piece, plan.reach, queries[part], piece_keys, piece_values, out[part])
+            piece_keys, piece_values = _gather(piece, key_pages, value_pages, scratch)
+        _prefill(piece, plan.reach, queries[part], piece_keys, piece_values, sinks, out[part])
     return out.flatten(1)
+
+
+def attend_stored(
+    plan: GroupPlan,
+    queries: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    scratch: Scratch,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`attend` with the keys and values that an earlier layer of the launch has stored."""
+    out = queries.new_empty(queries.shape[0], queries.shape[1], value_pages.shape[3])
+    _attend_decode(plan, queries, key_pages, value_pages, scratch, sinks, out)
+    for piece in plan.prefill:
+        part = slice(piece.first_token, piece.first_token + piece.count)
+        keys, values = _gather(piece, key_pages, value_pages, scratch)
+        _prefill(piece, plan.reach, queries[part], keys, values, sinks, out[part])
+    return out.flatten(1)
+
+
+def _attend_decode(
+    plan: GroupPlan,
+    queries: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    scratch: Scratch,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    for bucket in plan.decode:
+        result = _decode(bucket, queries, key_pages, value_pages, scratch, sinks)
+        out.index_copy_(0, bucket.rows, result)
+
+
+def _gather(
+    piece: PrefillPiece, key_pages: torch.Tensor, value_pages: torch.Tensor, scratch: Scratch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the positions that the segment reads: [positions, key heads, size]."""
+    first, end = piece.skip, piece.skip + piece.end - piece.first_key
+    keys = scratch.gather(0, key_pages, piece.pages).flatten(0, 1)[first:end]
+    values = scratch.gather(1, value_pages, piece.pages).flatten(0, 1)[first:end]
+    return keys, values
 
 
 def _decode(
@@ -74,6 +115,7 @@ def _decode(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     scratch: Scratch,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """[B, heads, value size] for a bucket's B rows of one token each.
 
@@ -92,7 +134,8 @@ def _decode(
         own = _own_key_head(heads, key_heads, queries.dtype, queries.device)
         chosen = (chosen.unsqueeze(2) * own).flatten(2)
     products = torch.bmm(chosen, keys.view(count, -1, keys.shape[1]).transpose(1, 2))
-    weights = torch.softmax(products.float().add_(bucket.mask), -1).to(values.dtype)
+    scores = products.float().add_(bucket.mask)
+    weights = _weights(scores, sinks).to(values.dtype)
     result = torch.bmm(weights, values.view(count, -1, values.shape[1]))
     if key_heads > 1:
         split = result.view(count, key_heads, heads // key_heads, key_heads, -1)
@@ -106,6 +149,7 @@ def _prefill(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Attention of one segment, in blocks of queries, each over the keys that it may see.
@@ -121,6 +165,7 @@ def _prefill(
     out_by_key_head = out.view(piece.count, key_heads, ratio, -1)
     for head in range(key_heads):
         head_keys, head_values = keys[:, head].t(), values[:, head]
+        own_sinks = None if sinks is None else sinks[head * ratio : (head + 1) * ratio]
         for first in range(0, piece.count, size):
             count = min(size, piece.count - first)
             # Both from here on count from `first_key`, where `keys` begins.
@@ -136,9 +181,20 @@ def _prefill(
             scores[:, :, -count:].add_(ahead[:count, :, :count])
             if shift < count:
                 scores[:, :, : count - shift].add_(behind[:count, :, shift:count])
-            weights = torch.softmax(products, -1).to(values.dtype)
+            weights = _weights(scores, own_sinks).flatten(0, 1).to(values.dtype)
             result = torch.mm(weights, head_values[low:high])
             out_by_key_head[first : first + count, head] = result.view(count, ratio, -1)
+
+
+def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The softmax over the last dimension of `scores` [rows, heads, keys], float32.
+
+    The sinks [heads] are one more score of each row, which takes its share of the weights.
+    """
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    column = sinks.view(1, -1, 1).expand(*scores.shape[:2], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
 
 @lru_cache(maxsize=16)

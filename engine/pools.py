@@ -44,11 +44,12 @@ def pool_settings(
 def workspace_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
     """Memory that a launch uses beside weights and pools: a generous guess."""
     tokens = (settings.chunk_tokens or config.context) + settings.max_running
-    heads = (config.head_count + 2 * config.kv_head_count) * config.head_dim
+    shapes = [config.attention_of(layer) for layer in range(config.layer_count)]
+    heads = max(shape.query_width + shape.key_width + shape.value_width for shape in shapes)
     # Residual, norm and their float32 copies; queries, keys, values; gate, up, product.
-    per_token = 4 * (4 * config.hidden_size + 3 * heads + 3 * config.intermediate_size)
+    per_token = 4 * (4 * config.hidden_size + 3 * heads + 3 * config.mlp_width)
     # Keys and values of one layer, gathered for all rows.
-    per_position = 2 * config.kv_head_count * config.head_dim
+    per_position = max(shape.key_width + shape.value_width for shape in shapes)
     gathered = settings.max_running * config.context * per_position
     logits = 4 * settings.max_running * config.vocab_size * 4
     return tokens * per_token + gathered * DTYPE_BYTES[settings.dtype] + logits

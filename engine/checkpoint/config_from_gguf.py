@@ -1,16 +1,23 @@
 """Makes a `ModelConfig` from the fields of a GGUF file."""
 
+from typing import Any, Literal
+
 import numpy as np
 
 from tidegate.engine.checkpoint.config import (
     COUNT_MAX,
-    FAMILIES,
     LAYER_COUNT_MAX,
-    Family,
+    AttentionShape,
     ModelConfig,
 )
 from tidegate.engine.checkpoint.errors import CheckpointError
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.gguf_header import GgufHeader
+from tidegate.engine.checkpoint.rope import Rope
+
+Architecture = Literal["llama", "gemma3"]
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "gemma3")
 
 # What files of Gemma 3 leave unsaid, as in the published configurations.
 GEMMA3_FULL_LAYER_INTERVAL = 6
@@ -35,66 +42,84 @@ def config_from_gguf(header: GgufHeader, name: str, is_chat: bool) -> ModelConfi
     end a generation too. Raises `CheckpointError` for an unknown architecture, for a feature
     that is not supported, and for a missing or impossible field.
     """
-    family = _family(header)
-    fields = _ArchitectureFields(header, family)
+    architecture = _architecture(header)
+    fields = _ArchitectureFields(header, architecture)
     head_count = fields.count("attention.head_count")
     hidden_size = fields.count("embedding_length")
     layer_count = fields.count("block_count", count_max=LAYER_COUNT_MAX)
     head_dim = fields.count("attention.key_length", hidden_size // head_count)
     _refuse_what_is_not_supported(fields, head_dim)
-    if family == "gemma3":
-        layer_is_window = _gemma3_layers(fields, layer_count)
-        rope_theta = fields.number("rope.freq_base")
-        embedding_scale = hidden_size**0.5
-    else:
-        layer_is_window = (False,) * layer_count
-        rope_theta = fields.number("rope.freq_base", LLAMA_ROPE_THETA)
-        embedding_scale = 1.0
-    rope_theta_window = None
+    vocabulary = header.texts("tokenizer.ggml.tokens")
+    try:
+        common: dict[str, Any] = {
+            "name": name,
+            "vocab_size": len(vocabulary),
+            "hidden_size": hidden_size,
+            "intermediate_size": fields.count("feed_forward_length"),
+            "layer_count": layer_count,
+            "attention": AttentionShape(
+                head_count=head_count,
+                kv_head_count=fields.count("attention.head_count_kv", head_count),
+                key_size=head_dim,
+                value_size=head_dim,
+            ),
+            "norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+            "tie_embeddings": "output.weight" not in header.tensors,
+            "context": fields.count("context_length"),
+            "bos_id": _optional_id(header, "tokenizer.ggml.bos_token_id"),
+            "eos_ids": _eos_ids(header, vocabulary, is_chat),
+        }
+        if architecture == "gemma3":
+            return _gemma3(fields, common, head_dim)
+        return _llama(fields, common, head_dim)
+    except CheckpointError as error:
+        text = str(error)
+        named = text if str(header.path) in text else f"{header.path}: {text}"
+        raise CheckpointError(named) from None
+
+
+def _llama(fields: "_ArchitectureFields", common: dict[str, Any], head_dim: int) -> LlamaConfig:
+    layer_count: int = common["layer_count"]
+    return LlamaConfig(
+        **common,
+        rope=Rope(theta=fields.number("rope.freq_base", LLAMA_ROPE_THETA), size=head_dim),
+        window=None,
+        layer_is_window=(False,) * layer_count,
+        layer_has_rope=(True,) * layer_count,
+        has_query_key_norm=False,
+        has_query_key_value_bias=False,
+        has_output_bias=False,
+        has_mlp_bias=False,
+    )
+
+
+def _gemma3(
+    fields: "_ArchitectureFields", common: dict[str, Any], head_dim: int
+) -> Gemma3Config:
+    layer_is_window = _gemma3_layers(fields, common["layer_count"])
+    rope_window = None
     window = None
     if any(layer_is_window):
-        rope_theta_window = fields.number("rope.freq_base_swa", GEMMA3_ROPE_THETA_WINDOW)
+        theta = fields.number("rope.freq_base_swa", GEMMA3_ROPE_THETA_WINDOW)
+        rope_window = Rope(theta=theta, size=head_dim)
         window = fields.count("attention.sliding_window")
-    vocabulary = header.texts("tokenizer.ggml.tokens")
-    intermediate_size = fields.count("feed_forward_length")
-    kv_head_count = fields.count("attention.head_count_kv", head_count)
-    norm_eps = fields.number("attention.layer_norm_rms_epsilon")
-    context = fields.count("context_length")
-    bos_id = _optional_id(header, "tokenizer.ggml.bos_token_id")
-    eos_ids = _eos_ids(header, vocabulary, is_chat)
-    try:
-        return ModelConfig(
-            family=family,
-            name=name,
-            vocab_size=len(vocabulary),
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            layer_count=layer_count,
-            head_count=head_count,
-            kv_head_count=kv_head_count,
-            head_dim=head_dim,
-            norm_eps=norm_eps,
-            rope_theta=rope_theta,
-            rope_theta_window=rope_theta_window,
-            window=window,
-            layer_is_window=layer_is_window,
-            query_scale=head_dim**-0.5,
-            embedding_scale=embedding_scale,
-            tie_embeddings="output.weight" not in header.tensors,
-            context=context,
-            bos_id=bos_id,
-            eos_ids=eos_ids,
-        )
-    except CheckpointError as error:
-        raise CheckpointError(f"{header.path}: {error}") from None
+    return Gemma3Config(
+        **common,
+        rope=Rope(theta=fields.number("rope.freq_base"), size=head_dim),
+        rope_window=rope_window,
+        window=window,
+        layer_is_window=layer_is_window,
+        query_scale=head_dim**-0.5,
+        embedding_scale=common["hidden_size"] ** 0.5,
+    )
 
 
 class _ArchitectureFields:
     """The fields whose names begin with the architecture."""
 
-    def __init__(self, header: GgufHeader, family: Family) -> None:
+    def __init__(self, header: GgufHeader, architecture: Architecture) -> None:
         self.header = header
-        self.family = family
+        self.architecture = architecture
 
     def count(self, key: str, default: int | None = None, *, count_max: int = COUNT_MAX) -> int:
         """An integer from 1 to `count_max`."""
@@ -125,17 +150,17 @@ class _ArchitectureFields:
         )
 
     def _name(self, key: str) -> str:
-        return f"{self.family}.{key}"
+        return f"{self.architecture}.{key}"
 
 
-def _family(header: GgufHeader) -> Family:
-    architecture = header.text("general.architecture")
-    for family in FAMILIES:
-        if family == architecture:
-            return family
+def _architecture(header: GgufHeader) -> Architecture:
+    found = header.text("general.architecture")
+    for architecture in ARCHITECTURES:
+        if architecture == found:
+            return architecture
     raise CheckpointError(
-        f"{header.path}: architecture {architecture} is not supported; the families that are: "
-        f"{', '.join(FAMILIES)}"
+        f"{header.path}: architecture {found} is not supported; those that are: "
+        f"{', '.join(ARCHITECTURES)}"
     )
 
 

@@ -14,7 +14,7 @@ from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
 from tidegate.engine.checkpoint.gguf_header import GgufTensor
 from tidegate.engine.checkpoint.hf_checkpoint import HfCheckpoint
 from tidegate.engine.checkpoint.registry import Checkpoint
-from tidegate.engine.checkpoint.tensor_names import HEAD, gguf_names, has_float32, weight_shapes
+from tidegate.engine.checkpoint.tensor_names import HEAD
 
 DTYPES = (torch.bfloat16, torch.float32)
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # Of stored tensors.
@@ -33,14 +33,12 @@ IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 def load_weights(
     checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None = None
 ) -> dict[str, torch.Tensor]:
-    """The weights by canonical name (see `weight_shapes`), on the CPU, contiguous.
+    """The weights by canonical name (see `ModelConfig.weight_shapes`), on the CPU, contiguous.
 
-    Matrices have `dtype`, which is bfloat16 or float32, and are [outputs, inputs]; the rows of
-    q_proj and k_proj have each head's halves one after the other, as rotation by halves wants
-    them. Norm weights are what the normalised vector is multiplied with. Those of Gemma are
-    float32 whatever `dtype` is: they hold 1 + w, which bfloat16 would round, and Gemma
-    multiplies before it leaves float32. `lm_head.weight` is there only if it is a tensor of
-    its own.
+    They have `dtype`, which is bfloat16 or float32, but for those that the configuration keeps
+    in float32. The rows of q_proj and k_proj have each head's halves one after the other, as
+    rotation by halves wants them. Norm weights are what the normalised vector is multiplied
+    with. `lm_head.weight` is there only if it is a tensor of its own.
 
     Memory: the result, and a few megabytes on top of it at any time; the file is mapped.
 
@@ -55,11 +53,11 @@ def load_weights(
         source = _GgufSource(checkpoint)
     else:
         source = _SafetensorsSource(checkpoint)
-    shapes = weight_shapes(config)
+    shapes = config.weight_shapes()
     _check(checkpoint.path, shapes, source.shapes())
     weights: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
-        own_dtype = torch.float32 if has_float32(config, shape) else dtype
+        own_dtype = torch.float32 if config.is_float32(name) else dtype
         weight = torch.empty(shape, dtype=own_dtype)
         source.fill(name, weight)
         weights[name] = weight
@@ -84,7 +82,8 @@ class _GgufSource:
     def __init__(self, checkpoint: GgufCheckpoint) -> None:
         self.header = checkpoint.header
         self.config = checkpoint.config
-        self.gguf_name = gguf_names(self.config)
+        self.gguf_name = self.config.gguf_names()
+        self.is_llama = self.header.text("general.architecture") == "llama"
         # Copy-on-write, as torch warns about arrays that may not be written to.
         self.data = np.memmap(checkpoint.path, dtype=np.uint8, mode="c")
 
@@ -102,8 +101,8 @@ class _GgufSource:
         for piece in self._pieces(tensor):
             target[first_row : first_row + len(piece)].copy_(piece)
             first_row += len(piece)
-        if self.config.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            _join_halves(weight, self.config.head_dim)
+        if self.is_llama and name.endswith(("q_proj.weight", "k_proj.weight")):
+            _join_halves(weight, self.config.attention_of(0).key_size)
 
     def _pieces(self, tensor: GgufTensor) -> Iterator[torch.Tensor]:
         """The tensor's rows as float32, some at a time."""
@@ -158,8 +157,9 @@ class _SafetensorsSource:
                 "bfloat16"
             )
         weight.copy_(stored)
-        if self.config.family == "gemma3" and weight.ndim == 1:
-            weight.add_(1.0)
+        offset = self.config.stored_offset(name)
+        if offset != 0:
+            weight.add_(offset)
 
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = name == HEAD and self.config.tie_embeddings

@@ -6,29 +6,27 @@ import torch
 
 from tidegate.engine.attention import Scratch, attend
 from tidegate.engine.batch import Batch
-from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.models.kv_layout import KvPlace, kv_places
 from tidegate.engine.models.linear import GatedMlp, Linear, Place
 from tidegate.engine.models.parts import (
     Embedding,
     Head,
-    Rotary,
     Weights,
-    interleaved,
     normalise,
     normalise_in_place,
-    rotate,
 )
+from tidegate.engine.models.rotary import Rotary, interleaved, rotate
 from tidegate.kvcache.page_store import PageStore
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    group: int
-    index: int  # Of the layer's keys among the group's tensors; its values follow.
+    kv: KvPlace
     is_window: bool
     input_norm: torch.Tensor
     query_key_value: Linear
-    query_key_norm: torch.Tensor  # [heads + key heads, head_dim]
+    query_key_norm: torch.Tensor  # [heads + key heads, key size]
     output: Linear
     output_norm: torch.Tensor
     mlp_norm: torch.Tensor
@@ -43,7 +41,7 @@ class Gemma3:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype
+        self, config: Gemma3Config, weights: Weights, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._config = config
         self._place = Place(device, dtype)
@@ -54,10 +52,12 @@ class Gemma3:
         if not config.tie_embeddings:
             head = weights.pop("lm_head.weight")
         self._head = Head(head, self._place)
-        self._layers = [self._take_layer(n, weights) for n in range(config.layer_count)]
+        places = kv_places(config)
+        self._layers = [self._take_layer(n, places[n], weights) for n in range(len(places))]
         self._norm = weights.pop("model.norm.weight").to(device, torch.float32)
-        self._full_rotary = Rotary(config.head_dim, config.rope_theta, device)
-        self._window_rotary = Rotary(config.head_dim, config.rope_theta_window or 1.0, device)
+        self._full_rotary = Rotary(config.rope, device)
+        # Without window layers nothing asks for their rotations.
+        self._window_rotary = Rotary(config.rope_window or config.rope, device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, store: PageStore) -> torch.Tensor:
@@ -90,21 +90,21 @@ class Gemma3:
         batch: Batch,
         store: PageStore,
     ) -> torch.Tensor:
-        config = self._config
-        count = config.head_count + config.kv_head_count
-        split = count * config.head_dim
+        shape = self._config.attention
+        count = shape.head_count + shape.kv_head_count
+        split = count * shape.key_size
         fused = layer.query_key_value(self._normalised(hidden, layer.input_norm))
-        heads = fused[:, :split].float().view(-1, count, config.head_dim)
-        normalise_in_place(heads, config.norm_eps).mul_(layer.query_key_norm)
+        heads = fused[:, :split].float().view(-1, count, shape.key_size)
+        normalise_in_place(heads, self._config.norm_eps).mul_(layer.query_key_norm)
         rotate(heads, rotation)
         heads = heads.to(self._place.dtype)
         return attend(
-            batch.groups[layer.group],
-            heads[:, : config.head_count],
-            heads[:, config.head_count :],
-            fused[:, split:].view(-1, config.kv_head_count, config.head_dim),
-            store.tensor(layer.group, layer.index),
-            store.tensor(layer.group, layer.index + 1),
+            batch.groups[layer.kv.group],
+            heads[:, : shape.head_count],
+            heads[:, shape.head_count :],
+            fused[:, split:].view(-1, shape.kv_head_count, shape.value_size),
+            store.tensor(layer.kv.group, layer.kv.keys),
+            store.tensor(layer.kv.group, layer.kv.values),
             self._scratch,
         )
 
@@ -115,7 +115,7 @@ class Gemma3:
         """A norm, in float32, of a result that nobody else holds."""
         return normalise_in_place(fresh.float(), self._config.norm_eps).mul_(weight)
 
-    def _take_layer(self, number: int, weights: Weights) -> _Layer:
+    def _take_layer(self, number: int, kv: KvPlace, weights: Weights) -> _Layer:
         config = self._config
 
         def take(name: str) -> torch.Tensor:
@@ -127,23 +127,22 @@ class Gemma3:
         def linear(*parts: torch.Tensor) -> Linear:
             return Linear(parts, self._place)
 
-        head_dim = config.head_dim
+        shape = config.attention
+        head_size = shape.key_size
         # The scale of the scores is part of the queries' norm.
-        query_norm = interleaved(norm("self_attn.q_norm"), head_dim) * config.query_scale
-        key_norm = interleaved(norm("self_attn.k_norm"), head_dim)
-        is_window = config.layer_is_window[number]
+        query_norm = interleaved(norm("self_attn.q_norm"), head_size) * config.query_scale
+        key_norm = interleaved(norm("self_attn.k_norm"), head_size)
         return _Layer(
-            group=1 if is_window and not all(config.layer_is_window) else 0,
-            index=2 * config.layer_is_window[:number].count(is_window),
-            is_window=is_window,
+            kv=kv,
+            is_window=config.layer_is_window[number],
             input_norm=norm("input_layernorm"),
             query_key_value=linear(
-                interleaved(take("self_attn.q_proj"), head_dim),
-                interleaved(take("self_attn.k_proj"), head_dim),
+                interleaved(take("self_attn.q_proj"), head_size),
+                interleaved(take("self_attn.k_proj"), head_size),
                 take("self_attn.v_proj"),
             ),
             query_key_norm=torch.stack(
-                [query_norm] * config.head_count + [key_norm] * config.kv_head_count
+                [query_norm] * shape.head_count + [key_norm] * shape.kv_head_count
             ),
             output=linear(take("self_attn.o_proj")),
             output_norm=norm("post_attention_layernorm"),

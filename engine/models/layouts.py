@@ -4,10 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.engine.checkpoint.config import Family, ModelConfig
-from tidegate.engine.models.kv_layout import attention_group
-from tidegate.kvcache.layout import All, Layout, LayoutError, Tokens, Window
+from tidegate.engine.models.kv_layout import hybrid_layout
+from tidegate.kvcache.layout import Layout, LayoutError
 
 NO_WINDOW = "no layer has a window, so there is nothing to leave out"
+WINDOW_ALONE = (
+    "a window layer reads keys and values of its window, and nothing else that earlier steps "
+    "left behind"
+)
 KEYS_AND_VALUES = "2 x KV heads x head size x bytes of an element, for each layer"
 
 
@@ -60,42 +64,30 @@ def flag_reason(family: Family, layout: Layout) -> str:
     return FAMILY_LAYOUTS[family].reason
 
 
-def llama_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """One group, "full"."""
-    layers = range(config.layer_count)
-    group = attention_group("full", All(), layers, config, page_tokens, dtype)
-    return Layout((group,), swa_only_transfer=None)
-
-
-def gemma3_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """Group "full" for the full layers, then "window" for the others; one may be missing."""
-    full = [layer for layer, is_window in enumerate(config.layer_is_window) if not is_window]
-    window = [layer for layer, is_window in enumerate(config.layer_is_window) if is_window]
-    full_group = attention_group("full", All(), full, config, page_tokens, dtype)
-    if config.window is None:
-        return Layout((full_group,), swa_only_transfer=None)
-    reach = Window(Tokens(config.window))
-    window_group = attention_group("window", reach, window, config, page_tokens, dtype)
-    # A window layer's query reads keys and values of its window and nothing else that earlier
-    # steps left behind. So decoding needs no page of the group below the window.
-    return Layout((full_group, window_group) if full else (window_group,), True)
-
+_FULL_AND_WINDOW = (
+    GroupTerms("full", "all", "full-attention layers", KEYS_AND_VALUES),
+    GroupTerms("window", "window", "sliding-window layers", KEYS_AND_VALUES),
+)
 
 FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
     "gemma3": FamilyLayout(
-        gemma3_layout,
+        hybrid_layout,
         swa_only_transfer=True,
-        reason="a window layer reads keys and values of its window, and nothing else that "
-        "earlier steps left behind",
-        groups=(
-            GroupTerms("full", "all", "full-attention layers", KEYS_AND_VALUES),
-            GroupTerms("window", "window", "sliding-window layers", KEYS_AND_VALUES),
-        ),
+        reason=WINDOW_ALONE,
+        groups=_FULL_AND_WINDOW,
     ),
     "llama": FamilyLayout(
-        llama_layout,
-        swa_only_transfer=None,
-        reason=NO_WINDOW,
-        groups=(GroupTerms("full", "all", "all layers", KEYS_AND_VALUES),),
+        hybrid_layout,
+        swa_only_transfer=True,
+        reason=WINDOW_ALONE,
+        groups=(
+            GroupTerms("full", "all", "all layers but those with a window", KEYS_AND_VALUES),
+            GroupTerms(
+                "window",
+                "window",
+                "sliding-window layers, of Mistral all, of most others none",
+                KEYS_AND_VALUES,
+            ),
+        ),
     ),
 }

@@ -41,19 +41,25 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def packed_linear(
-    inputs: torch.Tensor, packed: torch.Tensor, activation: Activation | None = None
+    inputs: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
-    """activation(inputs @ weight.T)."""
+    """activation(inputs @ weight.T + bias)."""
     name, variant = _ATTRIBUTES[activation]
-    result: torch.Tensor = _OPERATORS._linear_pointwise(inputs, packed, None, name, [], variant)
+    result: torch.Tensor = _OPERATORS._linear_pointwise(inputs, packed, bias, name, [], variant)
     return result
 
 
 def packed_product(
-    inputs: torch.Tensor, packed: torch.Tensor, factor: torch.Tensor
+    inputs: torch.Tensor,
+    packed: torch.Tensor,
+    factor: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(inputs @ weight.T) * factor."""
+    """(inputs @ weight.T + bias) * factor."""
     result: torch.Tensor = _OPERATORS._linear_pointwise.binary(
-        inputs, factor, packed, None, "mul"
+        inputs, factor, packed, bias, "mul"
     )
     return result

@@ -1,4 +1,4 @@
-"""What the models are made of besides products: embedding, head, norms, rotations."""
+"""What the models are made of besides products: embedding, head, norms."""
 
 from typing import cast
 
@@ -61,34 +61,3 @@ def _inverse_rms(vectors: torch.Tensor, eps: float) -> torch.Tensor:
         torch.linalg.vector_norm(vectors, dim=-1, keepdim=True),  # pyright: ignore[reportUnknownMemberType]
     )
     return norm.square_().mul_(1.0 / vectors.shape[-1]).add_(eps).rsqrt_()
-
-
-class Rotary:
-    """Rotations of query and key heads by their position, as complex numbers.
-
-    Weights whose outputs are rotated are put in `interleaved` order when a model is built:
-    the two numbers of a pair are then neighbours, and a rotation is one complex product. Keys
-    lie in the pool in that order; dot products do not depend on it.
-    """
-
-    def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        self._frequencies = 1.0 / theta**exponents
-
-    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
-        """[positions, 1, head_dim // 2], complex64."""
-        angles = torch.outer(positions.float(), self._frequencies)
-        return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
-
-
-def interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """`weight` [heads * head_dim, …], of which the halves of each head pair up, with the two
-    rows of each pair next to each other."""
-    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape)
-
-
-def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> None:
-    """Turn `heads` [tokens, heads, head_dim], float32 in interleaved order, in place."""
-    pairs = heads.view(*heads.shape[:2], -1, 2)
-    torch.view_as_complex(pairs).mul_(rotation)

@@ -1,14 +1,16 @@
-"""The code of the model families, in one explicit table. `layouts.py` has their layouts."""
+"""The code of the model families, by their configurations. `layouts.py` has the layouts."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from tidegate.engine.batch import Batch
-from tidegate.engine.checkpoint.config import Family, ModelConfig
-from tidegate.engine.models import gemma3, llama
+from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.models.gemma3 import Gemma3
 from tidegate.engine.models.layouts import layout_for as layout_for
+from tidegate.engine.models.llama import Llama
 from tidegate.engine.models.parts import Weights
 from tidegate.kvcache.page_store import TORCH_DTYPES, PageStore
 
@@ -23,11 +25,6 @@ class Model(Protocol):
         ...
 
 
-Build = Callable[[ModelConfig, Weights, torch.device, torch.dtype], Model]
-
-_MODELS: dict[Family, Build] = {"gemma3": gemma3.Gemma3, "llama": llama.Llama}
-
-
 def build_model(
     config: ModelConfig, weights: Weights, device: torch.device | str, dtype: str
 ) -> Model:
@@ -35,5 +32,11 @@ def build_model(
 
     `weights` are as `load_weights` gives them; the model takes them out of the dict.
     """
-    build = _MODELS[config.family]
-    return build(config, weights, torch.device(device), TORCH_DTYPES[dtype])
+    place, kind = torch.device(device), TORCH_DTYPES[dtype]
+    match config:
+        case Gemma3Config():
+            return Gemma3(config, weights, place, kind)
+        case LlamaConfig():
+            return Llama(config, weights, place, kind)
+        case _:
+            raise AssertionError(f"no code for the {config.family} family")

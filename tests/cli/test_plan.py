@@ -16,6 +16,8 @@ from fakes.core_bench import CoreBench, D, P, hybrid, joined, submitted
 from fakes.tiny_model import tiny_config
 from tidegate.cli.main import main
 from tidegate.cli.planning import Plan, ServerFacts, Size, make_plan
+from tidegate.engine.checkpoint.config import AttentionShape
+from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.settings import WorkerSettings
 from tidegate.ipc.protocol import Role, WorkerId
 from tidegate.kvcache.capacity import CONTEXT, Limit, PlannedWorker, Server, longest
@@ -314,7 +316,11 @@ def test_sizes_are_chosen_by_the_models_context(
 
 def test_a_memory_that_holds_no_full_cache_at_all_is_no_error() -> None:
     # A token takes 32 KiB in the full layer, and 32 in each of the two window layers.
-    config = msgspec.structs.replace(tiny_config("gemma3"), head_dim=8192, window=1)
+    wide = AttentionShape(head_count=2, kv_head_count=1, key_size=8192, value_size=8192)
+    rope = Rope(theta=1e4, size=8192)
+    config = msgspec.structs.replace(
+        tiny_config("gemma3"), attention=wide, rope=rope, rope_window=rope, window=1
+    )
     workers = [
         WorkerSettings(
             model="",

@@ -1,11 +1,13 @@
 """Tiny random models of our own code, made without transformers in milliseconds."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from tidegate.engine.checkpoint.config import ModelConfig
-from tidegate.engine.checkpoint.tensor_names import weight_shapes
+from tidegate.engine.checkpoint.config import AttentionShape, ModelConfig
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.models.registry import Model, build_model
 
 VOCAB_SIZE = 200
@@ -15,28 +17,38 @@ WINDOW = 32
 
 def tiny_config(family: Literal["llama", "gemma3"]) -> ModelConfig:
     """`gemma3` has window layers and one full layer, `llama` full layers only."""
-    is_hybrid = family == "gemma3"
-    return ModelConfig(
-        family=family,
-        name=f"tiny-{family}",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        layer_count=3,
-        head_count=2,
-        kv_head_count=1,
-        head_dim=16,
-        norm_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_theta_window=1000.0 if is_hybrid else None,
-        window=WINDOW if is_hybrid else None,
-        layer_is_window=(True, False, True) if is_hybrid else (False, False, False),
+    common: dict[str, Any] = {
+        "name": f"tiny-{family}",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "layer_count": 3,
+        "attention": AttentionShape(head_count=2, kv_head_count=1, key_size=16, value_size=16),
+        "norm_eps": 1e-6,
+        "rope": Rope(theta=10_000.0, size=16),
+        "tie_embeddings": True,
+        "context": 2048,
+        "bos_id": None,
+        "eos_ids": (EOS_ID,),
+    }
+    if family == "llama":
+        return LlamaConfig(
+            **common,
+            window=None,
+            layer_is_window=(False, False, False),
+            layer_has_rope=(True, True, True),
+            has_query_key_norm=False,
+            has_query_key_value_bias=False,
+            has_output_bias=False,
+            has_mlp_bias=False,
+        )
+    return Gemma3Config(
+        **common,
+        rope_window=Rope(theta=1000.0, size=16),
+        window=WINDOW,
+        layer_is_window=(True, False, True),
         query_scale=0.25,
         embedding_scale=1.0,
-        tie_embeddings=True,
-        context=2048,
-        bos_id=None,
-        eos_ids=(EOS_ID,),
     )
 
 
@@ -47,6 +59,6 @@ def tiny_model(config: ModelConfig, seed: int = 0, device: str = "cpu") -> Model
         name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5
         if len(shape) > 1
         else 1 + 0.2 * torch.randn(shape, generator=generator)
-        for name, shape in weight_shapes(config).items()
+        for name, shape in config.weight_shapes().items()
     }
     return build_model(config, weights, device, "float32")

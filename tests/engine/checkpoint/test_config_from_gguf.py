@@ -7,13 +7,16 @@ import pytest
 
 from oracle.make_tiny_checkpoint import make_tiny_checkpoint
 from oracle.make_tiny_gguf import make_tiny_gguf
-from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.config import AttentionShape
 from tidegate.engine.checkpoint.config_from_gguf import config_from_gguf
 from tidegate.engine.checkpoint.config_from_hf import config_from_hf
 from tidegate.engine.checkpoint.errors import CheckpointError
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.gguf_header import FieldValue, GgufHeader
 from tidegate.engine.checkpoint.gguf_reader import read_gguf_header
 from tidegate.engine.checkpoint.packaged_models import locate_gemma3_270m, locate_smollm2_135m
+from tidegate.engine.checkpoint.rope import Rope
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +41,16 @@ def changed(header: GgufHeader, **fields: FieldValue | None) -> GgufHeader:
 
 
 def test_gemma_3_270m_with_what_its_file_leaves_unsaid(gemma: GgufHeader) -> None:
-    assert config_from_gguf(gemma, "gemma3-270m", is_chat=False) == ModelConfig(
-        family="gemma3",
+    assert config_from_gguf(gemma, "gemma3-270m", is_chat=False) == Gemma3Config(
         name="gemma3-270m",
         vocab_size=262_144,
         hidden_size=640,
         intermediate_size=2048,
         layer_count=18,
-        head_count=4,
-        kv_head_count=1,
-        head_dim=256,
+        attention=AttentionShape(head_count=4, kv_head_count=1, key_size=256, value_size=256),
         norm_eps=1e-6,
-        rope_theta=1_000_000.0,
-        rope_theta_window=10_000.0,
+        rope=Rope(theta=1_000_000.0, size=256),
+        rope_window=Rope(theta=10_000.0, size=256),
         window=512,
         layer_is_window=(True, True, True, True, True, False) * 3,
         query_scale=1 / 16,
@@ -63,23 +63,22 @@ def test_gemma_3_270m_with_what_its_file_leaves_unsaid(gemma: GgufHeader) -> Non
 
 
 def test_smollm2_135m(smollm: GgufHeader) -> None:
-    assert config_from_gguf(smollm, "smollm2-135m", is_chat=True) == ModelConfig(
-        family="llama",
+    assert config_from_gguf(smollm, "smollm2-135m", is_chat=True) == LlamaConfig(
         name="smollm2-135m",
         vocab_size=49_152,
         hidden_size=576,
         intermediate_size=1536,
         layer_count=30,
-        head_count=9,
-        kv_head_count=3,
-        head_dim=64,
+        attention=AttentionShape(head_count=9, kv_head_count=3, key_size=64, value_size=64),
         norm_eps=1e-5,
-        rope_theta=100_000.0,
-        rope_theta_window=None,
+        rope=Rope(theta=100_000.0, size=64),
         window=None,
         layer_is_window=(False,) * 30,
-        query_scale=1 / 8,
-        embedding_scale=1.0,
+        layer_has_rope=(True,) * 30,
+        has_query_key_norm=False,
+        has_query_key_value_bias=False,
+        has_output_bias=False,
+        has_mlp_bias=False,
         tie_embeddings=True,
         context=8192,
         bos_id=1,
@@ -117,7 +116,8 @@ def test_layers_are_as_the_file_says_if_it_does(gemma: GgufHeader) -> None:
         config_from_gguf(changed(gemma, **{key: listed}), "m", False).layer_is_window == listed
     )
     none = config_from_gguf(changed(gemma, **{key: (False,) * 18}), "m", is_chat=False)
-    assert (none.window, none.rope_theta_window) == (None, None)
+    assert isinstance(none, Gemma3Config)
+    assert (none.window, none.rope_window) == (None, None)
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_families(
@@ -160,7 +160,9 @@ def test_unsupported_and_impossible_fields_are_refused_and_named(
 def test_fields_that_may_be_absent_follow_from_others(smollm: GgufHeader) -> None:
     header = changed(smollm, llama__attention__head_count_kv=None, llama__rope__freq_base=None)
     config = config_from_gguf(header, "m", is_chat=False)
-    assert (config.kv_head_count, config.head_dim, config.rope_theta) == (9, 64, 10_000.0)
+    assert isinstance(config, LlamaConfig)
+    assert (config.attention.kv_head_count, config.attention.key_size) == (9, 64)
+    assert config.rope.theta == 10_000.0
 
 
 def test_what_the_fields_make_impossible_together_names_the_file(smollm: GgufHeader) -> None:

@@ -1,15 +1,19 @@
 """ModelConfig from config.json: both generations of spellings, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oracle.make_tiny_checkpoint import TinyFamily, make_tiny_checkpoint
-from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.config import AttentionShape, ModelConfig
 from tidegate.engine.checkpoint.config_from_hf import config_from_hf
 from tidegate.engine.checkpoint.errors import CheckpointError
+from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,25 @@ def config_of(
     return config_from_hf(folder, "m")
 
 
+def llama_of(
+    folder: Path, content: dict[str, Any], generation: dict[str, Any] | None = None
+) -> LlamaConfig:
+    config = config_of(folder, content, generation)
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def gemma3_of(folder: Path, content: dict[str, Any]) -> Gemma3Config:
+    config = config_of(folder, content)
+    assert isinstance(config, Gemma3Config)
+    return config
+
+
+def thetas(config: Gemma3Config) -> tuple[float, float]:
+    assert config.rope_window is not None
+    return config.rope.theta, config.rope_window.theta
+
+
 def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in keys}
 
@@ -41,23 +64,22 @@ def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
 def test_the_fields_of_a_llama_folder(
     tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
 ) -> None:
-    assert config_of(tmp_path, tiny["llama"]) == ModelConfig(
-        family="llama",
+    assert config_of(tmp_path, tiny["llama"]) == LlamaConfig(
         name="m",
         vocab_size=384,
         hidden_size=64,
         intermediate_size=128,
         layer_count=4,
-        head_count=4,
-        kv_head_count=2,
-        head_dim=16,
+        attention=AttentionShape(head_count=4, kv_head_count=2, key_size=16, value_size=16),
         norm_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_theta_window=None,
+        rope=Rope(theta=10_000.0, size=16),
         window=None,
         layer_is_window=(False,) * 4,
-        query_scale=0.25,
-        embedding_scale=1.0,
+        layer_has_rope=(True,) * 4,
+        has_query_key_norm=False,
+        has_query_key_value_bias=False,
+        has_output_bias=False,
+        has_mlp_bias=False,
         tie_embeddings=True,
         context=4096,
         bos_id=None,
@@ -69,19 +91,16 @@ def test_the_fields_of_a_gemma3_folder(
     tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
 ) -> None:
     content = tiny["gemma3"] | {"query_pre_attn_scalar": 64}
-    assert config_of(tmp_path, content) == ModelConfig(
-        family="gemma3",
+    assert config_of(tmp_path, content) == Gemma3Config(
         name="m",
         vocab_size=384,
         hidden_size=64,
         intermediate_size=128,
         layer_count=5,
-        head_count=4,
-        kv_head_count=1,
-        head_dim=32,
+        attention=AttentionShape(head_count=4, kv_head_count=1, key_size=32, value_size=32),
         norm_eps=1e-6,
-        rope_theta=1_000_000.0,
-        rope_theta_window=10_000.0,
+        rope=Rope(theta=1_000_000.0, size=32),
+        rope_window=Rope(theta=10_000.0, size=32),
         window=32,
         layer_is_window=(True, True, False, True, True),
         query_scale=1 / 8,
@@ -103,15 +122,15 @@ def test_older_files_of_gemma3_spell_rope_and_layers_otherwise(
         "rope_scaling": None,
         "sliding_window_pattern": 2,
     }
-    config = config_of(tmp_path, older)
-    assert (config.rope_theta, config.rope_theta_window) == (500_000.0, 20_000.0)
+    config = gemma3_of(tmp_path, older)
+    assert thetas(config) == (500_000.0, 20_000.0)
     assert config.layer_is_window == (True, False, True, False, True)
     underscored = without(older, "sliding_window_pattern") | {"_sliding_window_pattern": 3}
     pattern = config_of(tmp_path, underscored).layer_is_window
     assert pattern == (True, True, False, True, True)
-    default = config_of(tmp_path, bare | {"num_hidden_layers": 7})
+    default = gemma3_of(tmp_path, bare | {"num_hidden_layers": 7})
     assert default.layer_is_window == (True, True, True, True, True, False, True)
-    assert (default.rope_theta, default.rope_theta_window) == (1_000_000.0, 10_000.0)
+    assert thetas(default) == (1_000_000.0, 10_000.0)
 
 
 def test_newer_files_of_gemma3_name_rope_by_kind_of_layer(
@@ -121,8 +140,8 @@ def test_newer_files_of_gemma3_name_rope_by_kind_of_layer(
         "full_attention": {"rope_type": "default", "rope_theta": 2e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
     }
-    config = config_of(tmp_path, tiny["gemma3"] | {"rope_parameters": rope})
-    assert (config.rope_theta, config.rope_theta_window) == (2e6, 3e4)
+    config = gemma3_of(tmp_path, tiny["gemma3"] | {"rope_parameters": rope})
+    assert thetas(config) == (2e6, 3e4)
 
 
 def test_older_files_of_llama_leave_much_to_defaults(
@@ -133,18 +152,72 @@ def test_older_files_of_llama_leave_much_to_defaults(
         *("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
         *("rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias"),
     )
-    config = config_of(tmp_path, bare)
-    assert (config.kv_head_count, config.head_dim, config.rope_theta) == (4, 16, 10_000.0)
+    config = llama_of(tmp_path, bare)
+    assert (config.attention.kv_head_count, config.attention.key_size) == (4, 16)
+    assert config.rope.theta == 10_000.0
     assert not config.tie_embeddings
-    assert config_of(tmp_path, bare | {"rope_theta": 5e5}).rope_theta == 5e5
+    assert llama_of(tmp_path, bare | {"rope_theta": 5e5}).rope.theta == 5e5
     assert config_of(tmp_path, bare | {"rope_scaling": {"type": "default"}}) == config
+
+
+def test_scaled_rotations_come_with_the_defaults_of_their_kind(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    def scaling(**fields: Any) -> Any:
+        rope = {"rope_theta": 5e5, **fields}
+        return llama_of(tmp_path, tiny["llama"] | {"rope_parameters": rope}).rope.scaling
+
+    assert scaling(rope_type="linear", factor=8.0) == LinearScaling(8.0)
+    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert scaling(rope_type="llama3", **llama3) == Llama3Scaling(
+        factor=8.0, low_turns=1.0, high_turns=4.0, original_context=4096
+    )
+    yarn = YarnScaling(
+        factor=4.0,
+        original_context=1024,
+        fast_turns=32.0,
+        slow_turns=1.0,
+        attention_factor=0.1 * math.log(4) + 1,
+        truncate=True,
+    )
+    given = {"rope_type": "yarn", "original_max_position_embeddings": 1024}
+    # Where no factor is given, it is the ratio of the two contexts.
+    assert scaling(**given) == scaling(factor=4.0, **given) == yarn
+    unlike = scaling(factor=4.0, attention_factor=1.5, truncate=False, **given)
+    assert (unlike.attention_factor, unlike.truncate) == (1.5, False)
+    weighed = scaling(factor=4.0, mscale=2.0, mscale_all_dim=1.0, **given)
+    assert weighed.attention_factor == pytest.approx(
+        (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)
+    )
+
+
+def test_older_files_have_rope_scaling_beside_the_base(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    older = without(tiny["llama"], "rope_parameters") | {
+        "rope_theta": 5e5,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    }
+    rope = Rope(theta=5e5, size=16, scaling=LinearScaling(2.0))
+    assert llama_of(tmp_path, older).rope == rope
+
+
+def test_gemma3_scales_the_rotation_of_its_full_layers_only(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    older = without(tiny["gemma3"], "rope_parameters") | {
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}
+    }
+    config = gemma3_of(tmp_path, older)
+    assert config.rope == Rope(theta=1e6, size=32, scaling=LinearScaling(8.0))
+    assert config.rope_window == Rope(theta=1e4, size=32)
 
 
 def test_gemma3_without_window_layers_has_no_window(
     tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
 ) -> None:
-    config = config_of(tmp_path, tiny["gemma3"] | {"layer_types": ["full_attention"] * 5})
-    assert (config.window, config.rope_theta_window) == (None, None)
+    config = gemma3_of(tmp_path, tiny["gemma3"] | {"layer_types": ["full_attention"] * 5})
+    assert (config.window, config.rope_window) == (None, None)
 
 
 def test_generation_config_overrules_the_end_tokens(
@@ -170,17 +243,39 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
 @pytest.mark.parametrize(
     ("family", "field", "value", "named"),
     [
-        ("llama", "attention_bias", True, "attention_bias is true"),
-        ("llama", "mlp_bias", True, "mlp_bias is true"),
         ("llama", "hidden_act", "gelu", 'hidden_act is "gelu"'),
         ("llama", "quantization_config", {"bits": 4}, "quantization_config is "),
-        ("llama", "rope_scaling", {"rope_type": "llama3"}, "rope_scaling has the type llama3"),
-        ("llama", "rope_scaling", {"type": "linear"}, "rope_scaling has the type linear"),
+        ("llama", "rope_scaling", {"type": "dynamic"}, "rope_scaling has the type dynamic"),
+        ("llama", "rope_scaling", {"type": "linear"}, "rope_scaling.factor is missing"),
+        (
+            "llama",
+            "rope_scaling",
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+            "rope_scaling.high_freq_factor is missing",
+        ),
         (
             "llama",
             "rope_parameters",
-            {"rope_type": "yarn", "rope_theta": 1e4},
-            "rope_parameters has the type yarn",
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+            "rope high_freq_factor is 4",
+        ),
+        (
+            "llama",
+            "rope_parameters",
+            {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0},
+            "rope beta_fast is 1",
+        ),
+        (
+            "llama",
+            "rope_parameters",
+            {"type": "linear", "factor": -1},
+            "rope factor is -1",
+        ),
+        (
+            "llama",
+            "rope_parameters",
+            {"partial_rotary_factor": 1.5},
+            "rope_parameters.partial_rotary_factor is 1.5",
         ),
         ("llama", "num_attention_heads", 0, "num_attention_heads is 0"),
         ("llama", "num_hidden_layers", 10**9, "num_hidden_layers is 1000000000"),
@@ -202,8 +297,8 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
         (
             "gemma3",
             "rope_parameters",
-            {"full_attention": {"rope_type": "linear", "factor": 8.0}},
-            "rope_parameters.full_attention has the type linear",
+            {"full_attention": {"rope_type": "longrope", "factor": 8.0}},
+            "rope_parameters.full_attention has the type longrope",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from tidegate.engine.checkpoint import weights as weights_module
 from tidegate.engine.checkpoint.config import FAMILIES
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.registry import open_checkpoint
-from tidegate.engine.checkpoint.tensor_names import weight_bytes, weight_shapes
+from tidegate.engine.checkpoint.tensor_names import weight_bytes
 from tidegate.engine.checkpoint.weights import load_weights
 
 Weights = dict[str, torch.Tensor]
@@ -165,7 +165,7 @@ def test_progress_counts_up_to_all_weights(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(make_tiny_checkpoint(tmp_path, "llama")))
     calls: list[tuple[int, int]] = []
     load_weights(checkpoint, torch.float32, lambda done, total: calls.append((done, total)))
-    total = len(weight_shapes(checkpoint.config))
+    total = len(checkpoint.config.weight_shapes())
     assert calls == [(done, total) for done in range(1, total + 1)]
 
 
