@@ -1,6 +1,7 @@
 """A request's story for a terminal."""
 
 from collections.abc import Mapping
+from typing import cast
 
 from tidegate.clients.logs.lines import count_words
 from tidegate.clients.logs.story import Story, StoryLine
@@ -37,12 +38,15 @@ def _fields_text(line: StoryLine) -> str:
     return " ".join(
         f"{name}={_cut(value)}"
         for name, value in line.fields.items()
-        if value not in (None, "")
+        if value not in (None, "", {})
     )
 
 
 def _cut(value: object) -> str:
     text = str(value)
+    if isinstance(value, dict):
+        pairs = cast("dict[str, object]", value).items()
+        text = ",".join(f"{name}:{each}" for name, each in pairs)
     if len(text) > VALUE_CHARS_MAX:
         text = text[:VALUE_CHARS_MAX] + "…"
     return f'"{text}"' if " " in text else text

@@ -78,12 +78,13 @@ class Stretch(msgspec.Struct, frozen=True, tag="waits"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="goes_on"):
-    """`worker` is where it was placed, or had to give way, then by the request `by`."""
+    """`worker` is where it was placed, or where it gave pages of `pool` to the request `by`."""
 
     at_us: int
     event: str
     worker: str
     by: str = ""
+    pool: str = ""
     release: Release | None = None
 
 
@@ -215,7 +216,8 @@ def _step(line: StoryLine, chain: Sequence[Stretch], others: _RestOfLog) -> Step
     if holders and line.event != LogEvent.REQUEST_PREEMPTED.value:
         release = others.last_release(chain[0].at_us, line.at_us, holders)
     worker = _text(line, "worker") or _text(line, "target")
-    return Step(line.at_us, line.event, worker, _text(line, "by"), release)
+    by, pool = _text(line, "by"), _text(line, "pool")
+    return Step(line.at_us, line.event, worker, by, pool, release)
 
 
 def _text(line: StoryLine, name: str) -> str:

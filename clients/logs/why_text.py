@@ -82,7 +82,8 @@ def _step_lines(step: Step) -> list[str]:
         LogEvent.REQUEST_ADMITTED.value: f"admitted on {step.worker}",
         LogEvent.HANDOFF_STARTED.value: f"handed over to {step.worker}",
         LogEvent.REQUEST_GOES_ON.value: f"went on, on {step.worker}",
-        LogEvent.REQUEST_PREEMPTED.value: f"gave way to {step.by} on {step.worker}",
+        LogEvent.REQUEST_PREEMPTED.value: f"gave way to {step.by} on {step.worker}, "
+        f"which had no page of the {step.pool} pool",
     }[step.event]
     release = step.release
     if release is None:

@@ -165,6 +165,18 @@ def test_the_text_tells_phases_pages_and_bytes(log: Path) -> None:
     )
 
 
+def test_a_wait_tells_who_holds_the_pages(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    wait = {"reason": "pages", "pages_short": 3}
+    path.write_bytes(
+        line(0, "scheduler", "request_waits", "e-1", **wait, holders={"e-2": 12, "e-3": 4})
+        + line(9, "scheduler", "request_waits", "e-1", **wait, holders={})
+    )
+    text = render_story(tell(path, "e-1"))
+    assert "reason=pages pages_short=3 holders=e-2:12,e-3:4\n" in text
+    assert "reason=pages pages_short=3\n" in text
+
+
 def test_a_refusal_tells_pool_need_and_limit(log: Path) -> None:
     text = render_story(tell(log, "e1-2"))
     assert "Refused with 400 kv_pool_exceeded: it needs 120 pages" in text

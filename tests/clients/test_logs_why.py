@@ -84,7 +84,7 @@ STORY = (
     line(3_000_000, "handoff_started", "e-9", source="prefill-0", target="decode-1"),
     line(4_000_000, "request_waits", "e-9", **STARVES),
     line(4_010_000, "request_goes_on", "e-9", worker="decode-1"),
-    line(5_000_000, "request_preempted", "e-9", worker="decode-1", by="e-8"),
+    line(5_000_000, "request_preempted", "e-9", worker="decode-1", by="e-8", pool="full"),
     line(
         5_000_010,
         "request_waits",
@@ -117,7 +117,7 @@ request e-9, from 2026-01-02 03:04:00.000 UTC: it waited 3.11 s of 6.00 s
                              1 needed, 0 available, 8 draining
                              held by e-9 (5)
 +4.01 s                    > went on, on decode-1
-+5.00 s                    > gave way to e-8 on decode-1
++5.00 s                    > gave way to e-8 on decode-1, which had no page of the full pool
 +5.00 s    1.00 s  queue   a row of prefill worker p
 
 It ended by timeout: it waited 1 s
@@ -164,7 +164,7 @@ def test_the_last_holder_that_let_pages_go_is_told(why_of: Callable[..., Why]) -
     release = Release("e-1", 40, "request_finished", "end_token", 100_100)
     assert steps[0] == Step(2_100_100, "request_admitted", "prefill-0", release=release)
     assert steps[1] == Step(3_000_000, "handoff_started", "decode-1")
-    assert steps[3] == Step(5_000_000, "request_preempted", "decode-1", by="e-8")
+    assert steps[3] == Step(5_000_000, "request_preempted", "decode-1", "e-8", "full")
 
 
 @pytest.mark.parametrize(
