@@ -23,6 +23,7 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *option("--default-max-tokens", core.default_max_tokens),
         *option("--queue-timeout", core.queue_timeout_us / 1e6),
         *(("--poison-freed-pages",) if core.poison_freed_pages else ()),
+        *(() if core.prefix_cache else ("--no-prefix-cache",)),
         *option("--log", settings.log),
     )
 

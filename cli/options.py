@@ -166,6 +166,13 @@ def add_scheduling(parser: Target) -> None:
         f"(default {DEFAULT_QUEUE_TIMEOUT_S:g})",
     )
     parser.add_argument(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the pages of prompts for others that begin alike, as long as nobody needs "
+        "them otherwise (default: on)",
+    )
+    parser.add_argument(
         "--poison-freed-pages",
         action="store_true",
         help="overwrite pages that are freed with NaN, to find whoever still reads them; slow",

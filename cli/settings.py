@@ -74,6 +74,7 @@ def scheduler_settings(
         default_max_tokens=arguments.default_max_tokens,
         queue_timeout_us=round(arguments.queue_timeout * 1e6),
         poison_freed_pages=arguments.poison_freed_pages,
+        prefix_cache=arguments.prefix_cache,
     )
     return SchedulerSettings(
         client_endpoint=client_endpoint,

@@ -175,7 +175,11 @@ class Usage(Part, frozen=True):
 
 
 class PoolState(Part, frozen=True):
-    """One pool of one worker, for people: `/health` and the line that `serve` prints."""
+    """One pool of one worker, for people: `/health` and the line that `serve` prints.
+
+    `free_count` has the pages that a request can have at once; `cached_count` of them hold
+    prompts that are cached until then.
+    """
 
     worker: WorkerId
     role: Role
@@ -184,6 +188,18 @@ class PoolState(Part, frozen=True):
     page_bytes: int
     page_count: int
     free_count: int
+    cached_count: int
+
+
+class CacheState(Part, frozen=True):
+    """The prefix cache of one worker since it joined. Lookups are prompts that began there."""
+
+    worker: WorkerId
+    lookup_count: int
+    hit_count: int
+    prompt_tokens: int
+    hit_tokens: int
+    evicted_pages: int
 
 
 class PageHolder(Part, frozen=True):
@@ -397,7 +413,7 @@ class Submit(Message, frozen=True):
     stop_ids: bytes = b""
     ignore_eos: bool = False
     has_stop_text: bool = False
-    tenant: str = ""
+    tenant: str = ""  # Prompts of different tenants never share cached pages.
     priority: int = 0
     timeout_ms: int | None = None
 
@@ -440,6 +456,7 @@ class Status(Message, frozen=True):
     longest_prompt: int  # The longest prompt that the door accepts with one new token.
     default_max_tokens: int  # What an absent max_tokens becomes, room permitting.
     pools: tuple[PoolState, ...]
+    caches: tuple[CacheState, ...]  # Of the workers that have one.
 
 
 class Accepted(Message, frozen=True):

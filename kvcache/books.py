@@ -130,6 +130,17 @@ class Books:
             return None
         return self.cache.find(chain, prompt)
 
+    def chunk_end(self, settled: Tokens, until: Tokens, prompt: Tokens) -> Tokens:
+        """Where a chunk of a prompt that may go on to `until` had better end.
+
+        Of a tail group a chunk leaves only what its end still needs. So where there is one,
+        others find the prompt only up to ends of chunks that are ends of units.
+        """
+        if self.cache is None or not self.cache.has_tails or until >= prompt:
+            return until
+        boundary = self.cache.last_boundary(until)
+        return boundary if boundary > settled else until
+
     def is_valid(self, hit: Hit) -> bool:
         """Are all pages of the hit still there? What was cached since may make it longer."""
         return self.cache is not None and hit.generation == self.cache.generation

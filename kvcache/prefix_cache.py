@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.kvcache.ageing import Age, Ageing
-from tidegate.kvcache.layout import All, Layout, PageId, Pages, Tokens
+from tidegate.kvcache.layout import All, Layout, PageId, Pages, Tail, Tokens
 from tidegate.kvcache.page_table import PageTable
 from tidegate.kvcache.pool import HoldingId, PagePool
 from tidegate.kvcache.prefix_node import Node, Part, UnitHash
@@ -57,6 +57,7 @@ class PrefixCache:
             isinstance(group.reach, All) or (whole_windows and group.is_window)
             for group in layout.groups
         ]
+        self.has_tails = any(isinstance(group.reach, Tail) for group in layout.groups)
         self.stats = CacheStats()
         self.generation = 0
         self._pools = pools
@@ -69,6 +70,10 @@ class PrefixCache:
         self._now = 0  # Counts the times at which leases ended.
         self._nodes_by_age = Ageing(self._age_of_node)
         self._parts_by_age = [Ageing(self._age_of_part) for _ in self.tree.rolling]
+
+    def last_boundary(self, position: Tokens) -> Tokens:
+        """The last end of a unit at or before the position."""
+        return Tokens(position // self.unit * self.unit)
 
     def cached_tokens(self, group: int) -> Tokens:
         """Positions of the group that a lookup could find, on lease or not."""

@@ -109,6 +109,10 @@ class Core:
             joined.layout,
             joined.handle.page_counts,
             note_freed=fleet.settings.poison_freed_pages,
+            caches=fleet.settings.prefix_cache and joined.role is not Role.DECODE,
+            # What a prefill worker hands over whole can only be hit whole.
+            whole_windows=joined.role is Role.PREFILL
+            and joined.layout.swa_only_transfer is False,
         )
         worker = Worker(
             joined.worker,
@@ -148,6 +152,7 @@ class Core:
             (-submitted.priority, fleet.next_number),
             None if timeout_ms is None else now_us + timeout_ms * 1000,
             now_us,
+            submitted.unit_hashes,
         )
         fleet.next_number += 1
         fleet.requests[request.request_id] = request

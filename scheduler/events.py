@@ -76,7 +76,10 @@ class RowFaulted(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A well-formed request, its tokens within the vocabulary. The id is the shell's own."""
+    """A well-formed request, its tokens within the vocabulary. The id is the shell's own.
+
+    `unit_hashes` has one for each full unit of the prompt; see `kvcache.unit_hashes`.
+    """
 
     request_id: RequestId
     client: ClientId
@@ -84,6 +87,7 @@ class Submitted(msgspec.Struct, frozen=True):
     max_tokens: int | None
     priority: int = 0
     timeout_ms: int | None = None
+    unit_hashes: tuple[bytes, ...] = ()
 
 
 class Cancelled(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from tidegate.ipc.protocol import EndReason, RequestId, Stop, Ticket, Usage, Wor
 from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg, Lengths, first_reserves, keeps_windows
 from tidegate.kvcache.layout import All, Pages, Tokens
+from tidegate.kvcache.prefix_row import Hit
 from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase
@@ -53,22 +54,39 @@ class Fleet:
         self.next_ticket += 1
         return Ticket(self.next_ticket)
 
-    def sit(
-        self, request: Request, worker: Worker, leg: Leg, lengths: Lengths, first_query: Tokens
-    ) -> Seat | None:
+    def find_hit(self, request: Request, worker: Worker, leg: Leg) -> Hit | None:
+        """How much of the prompt a row of this leg finds in the worker's prefix cache.
+
+        None where the row is not cached; else it is opened with the hit, even of no tokens.
+        The tokens that the request has brought are never part of it.
+        """
+        if leg is Leg.TARGET:
+            return None
+        return worker.books.find(
+            request.unit_hashes,
+            request.lengths.prompt,
+            keeps_windows=keeps_windows(leg, worker.layout.swa_only_transfer),
+        )
+
+    def sit(self, request: Request, worker: Worker, leg: Leg, lengths: Lengths) -> Seat | None:
         """Give the request a row and its first reserve of pages, all or nothing.
 
-        `first_query` is the first position that its row feeds there; page runs begin with what
-        that query reads, but for a hand-off that moves the whole prompt.
+        Page runs begin with what its first query there reads, but for a hand-off that moves
+        the whole prompt; those that are cached are in them.
         """
-        if not worker.rows_free or self.shortage_now(worker, leg, lengths) is not None:
+        hit = self.find_hit(request, worker, leg)
+        if not worker.rows_free or self.shortage_now(worker, leg, lengths, hit) is not None:
             return None
         layout = worker.layout
         keeps = keeps_windows(leg, layout.swa_only_transfer)
+        first_query = lengths.prompt if leg is Leg.TARGET else Tokens(0)
+        if hit is not None:
+            first_query = hit.tokens
         holding = worker.books.open(
             first_reserves(layout, leg, lengths),
             run_starts(layout.groups, first_query, keeps_windows=keeps),
             keeps_windows=keeps,
+            hit=hit,
         )
         assert holding is not None, "what is available can be promised"
         seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg, lengths)
@@ -153,7 +171,7 @@ class Fleet:
         if not mine:
             del self.by_client[request.client]
         output_tokens = request.output_count if kept is None else kept
-        usage = Usage(request.lengths.prompt, 0, output_tokens)
+        usage = Usage(request.lengths.prompt, request.cached_tokens, output_tokens)
         self.commands.append(FinishRequest(request.request_id, reason, usage, text, status))
         self._summarise(request, phase, reason, now_us, text, output_tokens)
 
@@ -163,10 +181,11 @@ class Fleet:
             self.finish(request, EndReason.ERROR, now_us, text, status=503)
 
     def shortage_now(
-        self, worker: Worker, leg: Leg, lengths: Lengths
+        self, worker: Worker, leg: Leg, lengths: Lengths, hit: Hit | None
     ) -> tuple[int, Pages] | None:
         """The group of the worker that lacks pages for this leg to begin, and how many.
 
+        Pages of the hit, if there is one, are there already.
         A leg that will grow begins only where each row that grows could still take a page:
         else the newcomer would soon give way again.
         """
@@ -177,7 +196,7 @@ class Fleet:
                 Pages(pages + growing) if isinstance(group.reach, All) else pages
                 for group, pages in zip(worker.layout.groups, reserve, strict=True)
             )
-        return worker.books.shortage(reserve)
+        return worker.books.shortage(reserve, hit)
 
     def check(self) -> None:
         """Assert every invariant of the state. Tests call it after each event."""
@@ -219,7 +238,7 @@ class Fleet:
             text=text,
             prompt_tokens=request.lengths.prompt,
             max_tokens=request.lengths.output,
-            cached_tokens=0,
+            cached_tokens=request.cached_tokens,
             output_tokens=output_tokens,
             queue_us=spent.get(Phase.WAITING),
             prefill_us=spent.get(Phase.PREFILLING),

@@ -4,11 +4,13 @@ The order of holding is the same for all: prefill pages, then decode pages. Both
 served from the head while it fits.
 """
 
+from collections.abc import Iterable
+
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Fetch, PullGroup, pack_ids
+from tidegate.ipc.protocol import Fetch, PullGroup, WorkerId, pack_ids
 from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg
-from tidegate.kvcache.layout import All, Tokens
+from tidegate.kvcache.layout import All
 from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.door import Choice
@@ -25,7 +27,7 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
     while fleet.awaiting_target:
         request = fleet.awaiting_target[0]
         choice = target_choice(fleet, request)
-        seat = _sit_on_roomiest(fleet, request, choice, choice.lengths.prompt)
+        seat = _sit_on_roomiest(fleet, request, choice)
         if seat is None:
             note_first(fleet, request, [choice])
             return
@@ -47,6 +49,8 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         request.source = seat
         request.move(Phase.PREFILLING, now_us)
         request.workers["prefill"] = seat.worker.worker_id
+        if request.output_count == 0:
+            request.cached_tokens = seat.holding.cached_tokens
         seat.worker.prefilling.append(seat)
         seat.worker.prefilling.sort(key=lambda s: s.request.rank)
         restart(fleet, request, now_us)
@@ -56,6 +60,7 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
             worker=seat.worker.worker_id,
             leg=seat.leg.value,
             output_tokens=request.output_count,
+            cached_tokens=seat.holding.cached_tokens,
             queue_us=request.times.spent_us[Phase.WAITING],
         )
 
@@ -63,7 +68,7 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
 def _admit(fleet: Fleet, request: Request) -> Seat | None:
     choices = open_choices(fleet, request)
     for choice in choices:
-        seat = _sit_on_roomiest(fleet, request, choice, Tokens(0))
+        seat = _sit_on_soonest(fleet, request, choice)
         if seat is not None:
             _start_prefill(seat)
             return seat
@@ -71,20 +76,43 @@ def _admit(fleet: Fleet, request: Request) -> Seat | None:
     return None
 
 
-def _sit_on_roomiest(
-    fleet: Fleet, request: Request, choice: Choice, first_query: Tokens
-) -> Seat | None:
+def _sit_on_soonest(fleet: Fleet, request: Request, choice: Choice) -> Seat | None:
+    """A seat on the worker, among those with room, that has the fewest prompt positions to run
+    until this prompt is finished: those of other prompts, and what of its own is not cached.
+    """
+
+    def positions_left(worker: Worker) -> int:
+        hit = fleet.find_hit(request, worker, choice.leg)
+        return worker.prompt_backlog - (0 if hit is None else hit.tokens)
+
+    workers = sorted(choice.workers, key=lambda w: (positions_left(w), *_by_room(w)))
+    return _sit_on_first(fleet, request, choice, workers)
+
+
+def _sit_on_roomiest(fleet: Fleet, request: Request, choice: Choice) -> Seat | None:
     """A seat on the worker with the most available pages in its first group that has room."""
-    by_room = sorted(choice.workers, key=lambda w: (-w.books.available(0), w.worker_id))
-    for worker in by_room:
-        seat = fleet.sit(request, worker, choice.leg, choice.lengths, first_query)
+    return _sit_on_first(fleet, request, choice, sorted(choice.workers, key=_by_room))
+
+
+def _by_room(worker: Worker) -> tuple[int, WorkerId]:
+    return -worker.books.available(0), worker.worker_id
+
+
+def _sit_on_first(
+    fleet: Fleet, request: Request, choice: Choice, workers: Iterable[Worker]
+) -> Seat | None:
+    for worker in workers:
+        seat = fleet.sit(request, worker, choice.leg, choice.lengths)
         if seat is not None:
             return seat
     return None
 
 
 def _start_prefill(seat: Seat) -> None:
-    """Begin the row; a full group's promised pages are taken at once, others by the chunk."""
+    """Begin the row after what is cached of its prompt.
+
+    A full group's promised pages are taken at once, others by the chunk.
+    """
     books, lengths = seat.worker.books, seat.lengths
     for index, group in enumerate(books.layout.groups):
         if isinstance(group.reach, All):
@@ -94,7 +122,7 @@ def _start_prefill(seat: Seat) -> None:
         StartRow(
             seat.row,
             seat.request.request_id,
-            position=0,
+            position=seat.settled,
             output_index=seat.request.output_count,
             limit=lengths.prompt if seat.leg is Leg.SOURCE else lengths.end,
             pages=page_runs(seat),
@@ -139,3 +167,34 @@ def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
         target=target.worker.worker_id,
         length=prompt,
     )
+<<<<<<< HEAD
+=======
+
+
+def _note_wait(fleet: Fleet, request: Request, choice: Choice | None) -> None:
+    """Record what the request waits for, when that has changed.
+
+    The same kind of thing on another worker is no change: which one is the roomiest may be
+    another in each plan.
+    """
+    kind, worker_id, pages = "a decode worker for the prompts that are finished", None, 0
+    if choice is not None and choice.workers:
+        worker = max(choice.workers, key=lambda w: w.books.available(0))
+        kind, pages = _lack(fleet, request, worker, choice)
+        worker_id = worker.worker_id
+    if kind != request.waits_for:
+        request.waits_for = kind
+        fleet.record(
+            LogEvent.REQUEST_WAITS, request, reason=kind, worker=worker_id, pages_short=pages
+        )
+
+
+def _lack(fleet: Fleet, request: Request, worker: Worker, choice: Choice) -> tuple[str, int]:
+    if not worker.rows_free:
+        return "a row", 0
+    hit = fleet.find_hit(request, worker, choice.leg)
+    short = fleet.shortage_now(worker, choice.leg, choice.lengths, hit)
+    assert short is not None, "a request waits for a worker that has room for it"
+    group, pages = short
+    return f"pages of the {worker.layout.groups[group].name} pool", pages
+>>>>>>> 8a0483e (Let prompts that begin alike share pages on the workers that prefill)

@@ -42,7 +42,8 @@ def hand_out_chunks(fleet: Fleet, worker: Worker, now_us: int) -> None:
         left = prompt if budget is None else budget
         if left == 0:
             return
-        until = _cover_chunk(seat, Tokens(min(prompt, seat.settled + left)))
+        until = Tokens(min(prompt, seat.settled + left))
+        until = _cover_chunk(seat, worker.books.chunk_end(seat.settled, until, prompt))
         assert until > seat.settled, "a prompt whose floor is reserved always goes on"
         seat.chunk_until = until
         worker.chunks_in_flight += 1
@@ -63,7 +64,8 @@ def fail_stuck_heads(fleet: Fleet, now_us: int) -> None:
         if head is None:
             return
         pools = "; ".join(
-            f"{worker.worker_id}: {[int(pool.free_count) for pool in worker.books.pools]} free "
+            f"{worker.worker_id}: "
+            f"{[pool.free_count + pool.idle_count for pool in worker.books.pools]} free "
             f"of {[int(count) for count in worker.books.page_counts]}"
             for worker in healthy
         )

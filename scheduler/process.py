@@ -20,6 +20,7 @@ from tidegate.scheduler.shell import Shell, ShellSettings
 
 PROCESS_NAME = "scheduler"
 EPOCH_BYTES = 4
+CACHE_SECRET_BYTES = 32
 # Time for the last messages to clients, when the scheduler stops.
 FLUSH_S_MAX = 0.3
 LINGER_MS = 200
@@ -76,6 +77,7 @@ async def _serve(settings: SchedulerSettings, context: Context, log: Log) -> int
             settings.shell,
             epoch,
             random.Random(secrets.randbits(64)),
+            secrets.token_bytes(CACHE_SECRET_BYTES),
         )
         log.info(
             LogEvent.PROCESS_READY,

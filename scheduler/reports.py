@@ -96,6 +96,7 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
         start=seat.settled,
         until=chunk.until,
     )
+    worker.books.publish(seat.holding, Tokens(chunk.until))
     settle(fleet, seat, Tokens(chunk.until))
     if seat.settled == seat.lengths.prompt:
         worker.prefilling.remove(seat)

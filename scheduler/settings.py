@@ -13,7 +13,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     is how far decode rows may run beyond the position that the scheduler knows to be settled.
     `waiting_count_max` bounds the requests in the queue, `handoff_waiting_count_max` the
     finished prompts without a decode worker above which no other prompt begins. For the two
-    timeouts see `deadlines`.
+    timeouts see `deadlines`. `prefix_cache` keeps the pages of prompts on the workers that
+    prefill, for prompts that begin alike.
     """
 
     chunk_tokens: Tokens | None = Tokens(512)
@@ -25,6 +26,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     stall_timeout_us: int = 120_000_000
     retry_after_ms: int = 1000
     poison_freed_pages: bool = False
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in (

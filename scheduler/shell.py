@@ -37,6 +37,8 @@ from tidegate.ipc.protocol import (
     decode_from_client,
     encode,
 )
+from tidegate.kvcache.unit_hashes import unit_hashes
+from tidegate.kvcache.units import unit_tokens
 from tidegate.scheduler.client_desk import answer_why, check_submit, with_seed
 from tidegate.scheduler.commands import (
     AcceptRequest,
@@ -80,7 +82,9 @@ class Shell:
         settings: ShellSettings,
         epoch: str,
         seeds: random.Random,
+        cache_secret: bytes,
     ) -> None:
+        """`cache_secret` keys the hashes of prompts, so that they tell nothing of them."""
         self._core = core
         self._workers = workers
         self._clients = clients
@@ -88,6 +92,7 @@ class Shell:
         self._settings = settings
         self._epoch = epoch
         self._seeds = seeds
+        self._cache_secret = cache_secret
         self._desk = WorkerDesk(epoch, settings.report_interval_ms, log)
         self._streams = Streams()
         self._outgoing = Outgoing()
@@ -253,9 +258,18 @@ class Shell:
                 submit.max_tokens,
                 submit.priority,
                 submit.timeout_ms,
+                self._unit_hashes(submit),
             ),
             now,
         )
+
+    def _unit_hashes(self, submit: Submit) -> tuple[bytes, ...]:
+        """By which the prefix cache knows the prompt; those of two tenants are never equal."""
+        layout = self._desk.layout
+        if layout is None or not self._core.fleet.settings.prefix_cache:
+            return ()
+        salt = self._cache_secret + submit.tenant.encode()
+        return unit_hashes(submit.prompt, unit_tokens(layout), salt)
 
     # --- Commands ---
 

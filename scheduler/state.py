@@ -1,7 +1,7 @@
 """What the core knows: requests, the seats they have on workers, and the workers."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.protocol import (
     Chunk,
@@ -20,6 +20,7 @@ from tidegate.ipc.protocol import (
 from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.demand import Leg, Lengths
 from tidegate.kvcache.layout import Layout, Tokens
+from tidegate.kvcache.prefix_node import UnitHash
 from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase, check_move
@@ -81,6 +82,11 @@ class Worker:
         """
         is_draining = bool(self.rows_draining) or self.books.is_draining
         return is_draining or any(not seat.is_ended for seat in self.seats.values())
+
+    @property
+    def prompt_backlog(self) -> int:
+        """Prompt positions of its rows that have still to run."""
+        return sum(seat.lengths.prompt - seat.settled for seat in self.prefilling)
 
     @property
     def owes_since_us(self) -> int | None:
@@ -152,7 +158,7 @@ class Seat:
         # What was left of the request when it began here or on its source: to its prompt
         # belong the tokens that it had brought before.
         self.lengths = lengths
-        self.settled = Tokens(0)
+        self.settled = holding.cached_tokens
         self.chunk_until: Tokens | None = None
         self.next_event = Tokens(0)
         self.is_started = False  # The worker has been sent a `Start` for the row.
@@ -194,12 +200,15 @@ class Request:
         rank: Rank,
         own_deadline_us: int | None,
         received_us: int,
+        unit_hashes: Sequence[UnitHash],
     ) -> None:
         self.request_id = request_id
         self.client = client
         self.lengths = lengths
         self.rank = rank
         self.own_deadline_us = own_deadline_us  # The client's; it holds until the first token.
+        self.unit_hashes = unit_hashes  # Of its prompt.
+        self.cached_tokens = Tokens(0)  # Of its prompt, when it last began before any output.
         self.since_us = received_us  # The last named event; see `deadlines`.
         self.timer_us: int | None = None  # When it will be looked at.
         self.times = Times(received_us)

@@ -1,6 +1,8 @@
 """What the scheduler tells of itself: can a token flow, and how full the pools are."""
 
-from tidegate.ipc.protocol import ModelCard, PoolState, Status
+import msgspec
+
+from tidegate.ipc.protocol import CacheState, ModelCard, PoolState, Status
 from tidegate.kvcache.demand import Lengths
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.core import Core
@@ -30,9 +32,15 @@ def status_of(core: Core, card: ModelCard | None, epoch: str) -> Status:
                 group.page_tokens,
                 group.page_bytes,
                 pool.page_count,
-                pool.free_count,
+                pool.free_count + pool.idle_count,
+                pool.idle_count,
             )
             for worker in fleet.workers.values()
             for group, pool in zip(worker.layout.groups, worker.books.pools, strict=True)
+        ),
+        caches=tuple(
+            CacheState(worker.worker_id, **msgspec.structs.asdict(worker.books.cache.stats))
+            for worker in fleet.workers.values()
+            if worker.books.cache is not None
         ),
     )

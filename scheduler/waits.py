@@ -91,7 +91,8 @@ def cause_at_door(fleet: Fleet, request: Request, choices: Sequence[Choice]) -> 
     worker = max(choice.workers, key=lambda w: w.books.available(0))
     if not worker.rows_free:
         return Cause(WaitKind.ROW, worker)
-    short = fleet.shortage_now(worker, choice.leg, choice.lengths)
+    hit = fleet.find_hit(request, worker, choice.leg)
+    short = fleet.shortage_now(worker, choice.leg, choice.lengths, hit)
     if short is None:
         return Cause(WaitKind.TURN)  # There is room: it is placed by the next plan.
     return _short_of(worker, *short)

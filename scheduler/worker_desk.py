@@ -31,7 +31,7 @@ from tidegate.ipc.protocol import (
     decode_from_worker,
     unpack_ids,
 )
-from tidegate.kvcache.layout import LayoutError
+from tidegate.kvcache.layout import Layout, LayoutError
 from tidegate.scheduler.events import (
     Event,
     Reported,
@@ -83,6 +83,12 @@ class WorkerDesk:
     def card(self) -> ModelCard | None:
         """The card of the model that the fleet serves; None while no worker has joined."""
         return next((member.hello.card for member in self._by_name.values()), None)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The KV layout that all workers share; None while none has joined."""
+        members = self._by_name.values()
+        return next((member.hello.fingerprint.layout for member in members), None)
 
     def peer(self, worker: WorkerId) -> bytes:
         return self._by_name[worker].peer

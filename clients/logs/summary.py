@@ -204,10 +204,13 @@ def _render_times(times: Mapping[str, Spread]) -> str:
 def _render_amounts(summary: Summary) -> str:
     if not summary.finished:
         return ""
+    cached = f"{summary.cached_tokens:,} cached"
+    if summary.cached_tokens:
+        cached += f", {100 * summary.cached_tokens / summary.prompt_tokens:.0f} %"
     whole = summary.bytes_moved + summary.bytes_saved
     share = f" ({100 * summary.bytes_saved / whole:.0f} % of all)" if whole else ""
     return (
-        f"tokens: {summary.prompt_tokens:,} prompt ({summary.cached_tokens:,} cached), "
+        f"tokens: {summary.prompt_tokens:,} prompt ({cached}), "
         f"{summary.output_tokens:,} output\n"
         f"hand-offs: {bytes_text(summary.bytes_moved)} moved, "
         f"{bytes_text(summary.bytes_saved)} saved by moving windows only{share}"

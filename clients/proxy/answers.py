@@ -8,10 +8,15 @@ from tidegate.clients.generation import Result
 from tidegate.ipc.protocol import EndReason
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -124,4 +129,5 @@ def usage_of(results: list[Result]) -> Usage:
     """All choices together."""
     prompt = sum(result.usage.prompt_tokens for result in results)
     output = sum(result.usage.output_tokens for result in results)
-    return Usage(prompt, output, prompt + output)
+    cached = sum(result.usage.cached_tokens for result in results)
+    return Usage(prompt, output, prompt + output, PromptDetails(cached))

@@ -35,6 +35,7 @@ class Health(msgspec.Struct, frozen=True):
     longest_prompt: int
     default_max_tokens: int
     pools: list[dict[str, Any]]
+    prefix_caches: list[dict[str, Any]]
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ def _health(status: Status, reason: str) -> Health:
         longest_prompt=status.longest_prompt,
         default_max_tokens=status.default_max_tokens,
         pools=[_pool(pool) for pool in status.pools],
+        prefix_caches=[msgspec.structs.asdict(cache) for cache in status.caches],
     )
 
 

@@ -26,7 +26,7 @@ SERVED = Served(
 
 
 def pool(worker: str, role: Role, name: str, page_count: int) -> PoolState:
-    return PoolState(WorkerId(worker), role, name, 16, 49152, page_count, page_count)
+    return PoolState(WorkerId(worker), role, name, 16, 49152, page_count, page_count, 0)
 
 
 STATUS = Status(
@@ -43,6 +43,7 @@ STATUS = Status(
         pool("prefill-0", Role.PREFILL, "full", 4096),
         pool("prefill-0", Role.PREFILL, "window", 1024),
     ),
+    caches=(),
 )
 
 

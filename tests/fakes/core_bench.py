@@ -97,8 +97,17 @@ def submitted(
     client: str = "client",
     priority: int = 0,
     timeout_ms: int | None = None,
+    hashes: Sequence[bytes] = (),
 ) -> Submitted:
-    return Submitted(RequestId(name), ClientId(client), prompt, output, priority, timeout_ms)
+    return Submitted(
+        RequestId(name),
+        ClientId(client),
+        prompt,
+        output,
+        priority,
+        timeout_ms,
+        tuple(hashes),
+    )
 
 
 def cancelled(name: str, kept: int = 0, reason: EndReason = EndReason.CANCELLED) -> Cancelled:
@@ -178,8 +187,9 @@ class CoreBench:
         return self.core.fleet.workers[worker]
 
     def free(self, worker: WorkerId) -> list[int]:
-        """Free pages of each pool."""
-        return [pool.free_count for pool in self.worker(worker).books.pools]
+        """Pages of each pool that are free, or only cached."""
+        pools = self.worker(worker).books.pools
+        return [pool.free_count + pool.idle_count for pool in pools]
 
     def draining(self, worker: WorkerId) -> list[int]:
         return [pool.draining_count for pool in self.worker(worker).books.pools]

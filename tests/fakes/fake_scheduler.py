@@ -191,11 +191,13 @@ class FakeScheduler:
         self.unknown_cancels.append(cancel)
 
     def status(self) -> Status:
-        pool = PoolState(WorkerId("w1"), Role.BOTH, "full", 16, 1024, 64, 60)
+        pool = PoolState(WorkerId("w1"), Role.BOTH, "full", 16, 1024, 64, 60, 4)
         model = "" if self.card is None else self.card.name
         running = self.open_count
         is_ready = not self.ready_reason
-        return Status(is_ready, self.ready_reason, EPOCH, model, 0, running, 255, 16, (pool,))
+        return Status(
+            is_ready, self.ready_reason, EPOCH, model, 0, running, 255, 16, (pool,), ()
+        )
 
     async def _ping(self) -> None:
         while True:

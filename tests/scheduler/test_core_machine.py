@@ -274,7 +274,7 @@ class CoreMachine(RuleBasedStateMachine):
         for worker in core.fleet.workers.values():
             assert len(worker.rows_free) == worker.row_count
             for pool in worker.books.pools:
-                assert pool.free_count == pool.page_count
+                assert pool.free_count + pool.idle_count == pool.page_count
         for stream in self.desk.judge.streams.values():
             assert stream.answer is not None
             if isinstance(stream.answer, FinishRequest) and not stream.answer.text:

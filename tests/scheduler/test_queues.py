@@ -19,6 +19,7 @@ def request(number: int, priority: int = 0) -> Request:
         (-priority, number),
         None,
         0,
+        (),
     )
 
 

@@ -103,6 +103,7 @@ class Bench:
             ShellSettings(),
             "epoch",
             random.Random(0),
+            b"secret",
         )
 
     def join(self, name: str, role: Role, **changes: str) -> None:

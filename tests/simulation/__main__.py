@@ -41,6 +41,7 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.refused += outcome.refused
     total.ended_early += outcome.ended_early
     total.token_count += outcome.token_count
+    total.cached_tokens += outcome.cached_tokens
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
     total.preemption_count += outcome.preemption_count
@@ -108,7 +109,8 @@ def main(arguments: list[str]) -> int:
         f"{len(failures)} failed; "
         f"{total.submitted} requests ({total.submitted / seconds:.0f} a second): "
         f"{total.complete} complete, {total.refused} refused, {total.ended_early} ended early; "
-        f"{total.token_count} tokens, {total.stale_answer_count} late answers, "
+        f"{total.token_count} tokens, {total.cached_tokens} of prompts cached, "
+        f"{total.stale_answer_count} late answers, "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"cancelled in {cancelled}"
     )

@@ -28,6 +28,7 @@ from tidegate.ipc.protocol import (
     pack_ids,
     unpack_ids,
 )
+from tidegate.kvcache.units import unit_tokens
 from tidegate.scheduler.commands import (
     AcceptRequest,
     Command,
@@ -74,6 +75,7 @@ class Desk:
         self.records: dict[LogEvent, int] = {}
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
         self.restart_count = 0  # Of requests that have ended.
+        self.cached_tokens = 0
         self._scripts = scripts
         self._living: set[RequestId] = set()
         self._may_run: dict[RequestId, bool] = {}
@@ -117,8 +119,13 @@ class Desk:
             script.max_tokens,
             script.priority,
             script.timeout_ms,
+            self._unit_hashes(script),
         )
         self.apply(submitted, now_us)
+
+    def _unit_hashes(self, script: Script) -> tuple[bytes, ...]:
+        layouts = [worker.layout for worker in self.core.fleet.workers.values()]
+        return script.unit_hashes(unit_tokens(layouts[0])) if layouts else ()
 
     def cancel(self, request_id: RequestId, kept: int, now_us: int) -> None:
         self.judge.cancel(request_id)
@@ -200,6 +207,7 @@ class Desk:
             case FinishRequest():
                 self._living.remove(command.request_id)
                 self.judge.finish(command)
+                self.cached_tokens += command.usage.cached_tokens
             case Record(event=event):
                 self.records[event] = self.records.get(event, 0) + 1
                 if event is LogEvent.INTERNAL_ERROR:

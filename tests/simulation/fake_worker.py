@@ -41,7 +41,7 @@ from tidegate.ipc.protocol import (
     pack_ids,
     unpack_ids,
 )
-from tidegate.kvcache.layout import Layout, Tokens
+from tidegate.kvcache.layout import Group, Layout, Tail, Tokens
 
 PoolKey = tuple[PoolId, Incarnation]
 
@@ -190,7 +190,7 @@ class FakeWorker:
             run = Run(first, unpack_ids(pages.ids))
             row.runs.append(run)
             needed = group.first_needed(Tokens(start.position))
-            self.memory.expect(index, run, row.script.number, needed, start.position)
+            self.memory.expect(index, run, row.script, needed, start.position)
         self.rows[start.row] = row
 
     def _change_row(self, operation: Chunk | Grow | Limit | Stop) -> None:
@@ -310,14 +310,17 @@ class FakeWorker:
         )
 
     def _write(self, feed: Feed) -> None:
-        for index, run in enumerate(feed.runs):
-            self.memory.write(index, run, feed.row.script.number, feed.start, feed.end)
+        for index, (group, run) in enumerate(zip(self.layout.groups, feed.runs, strict=True)):
+            first = _written_from(group, feed)
+            self.memory.write(index, run, feed.row.script, first, feed.end)
 
     def _expect_reads(self, feed: Feed) -> None:
         """Every query at q in [start, end) finds [first_needed(q), q] of each group."""
+        script = feed.row.script
         for index, (group, run) in enumerate(zip(self.layout.groups, feed.runs, strict=True)):
             needed = group.first_needed(Tokens(feed.start))
-            self.memory.expect(index, run, feed.row.script.number, needed, feed.end)
+            self.memory.expect(index, run, script, needed, feed.start)
+            self.memory.expect(index, run, script, _written_from(group, feed), feed.end)
 
     # --- Pulls ---
 
@@ -344,6 +347,13 @@ class FakeWorker:
         del self.pulls[fetch.ticket]
         result = FetchResult(fetch.ticket, error, 0 if error else byte_count, 1)
         return self.report(fetched=(result,))
+
+
+def _written_from(group: Group, feed: Feed) -> int:
+    """Of a tail group a launch leaves only what its end still needs."""
+    if isinstance(group.reach, Tail):
+        return max(feed.start, group.first_needed(Tokens(feed.end)))
+    return feed.start
 
 
 def _tokens_to_feed(row: FakeRow) -> tuple[int, ...]:

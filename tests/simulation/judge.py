@@ -66,6 +66,7 @@ class Judge:
         stream.answer = command
         usage = command.usage
         _require(usage.prompt_tokens == stream.script.prompt_tokens, stream, "wrong usage")
+        _require(usage.cached_tokens < usage.prompt_tokens, stream, "has too much cached")
         _require(usage.output_tokens <= len(stream.tokens), stream, "is billed too much")
         if command.reason in (EndReason.LENGTH, EndReason.END_TOKEN, EndReason.STOP_ID):
             _require(stream.is_complete, stream, f"ended too early: {command}")

@@ -1,12 +1,13 @@
 """Pages that remember who wrote which position: what a pool holds, without tensors.
 
-A cell stands for one token's keys and values. It names the request and the position for
-which it was written, so that a read can tell whether it finds what it needs, an older owner's
-data or poison.
+A cell stands for one token's keys and values. It names the position for which it was written,
+and the author of the tokens up to there: a request, or a family of requests that begin alike.
+So a read can tell whether it finds what it needs, an older owner's data or poison.
 """
 
 from collections.abc import Sequence
 
+from simulation.scripts import Script
 from tidegate.kvcache.layout import Group, Layout
 
 EMPTY = -1
@@ -40,25 +41,28 @@ class Memory:
             for group, count in zip(layout.groups, page_counts, strict=True)
         ]
 
-    def write(self, group: int, run: Run, owner: int, start: int, end: int) -> None:
-        """Write positions [start, end) of the request with number `owner`."""
+    def write(self, group: int, run: Run, script: Script, start: int, end: int) -> None:
+        """Write positions [start, end) of the request."""
         cells = self._cells[group]
-        for at, position, count in self._stretches(group, run, start, end):
-            first = owner * POSITIONS_MAX + position
-            cells[at : at + count] = range(first, first + count)
+        for author, first, last in script.authors(start, end):
+            for at, position, count in self._stretches(group, run, first, last):
+                cell = author * POSITIONS_MAX + position
+                cells[at : at + count] = range(cell, cell + count)
 
-    def expect(self, group: int, run: Run, owner: int, start: int, end: int) -> None:
-        """Raise unless [start, end) is there, and was written for this very request."""
+    def expect(self, group: int, run: Run, script: Script, start: int, end: int) -> None:
+        """Raise unless [start, end) is there, and was written for such tokens up to there."""
         cells = self._cells[group]
-        for at, position, count in self._stretches(group, run, start, end):
-            first = owner * POSITIONS_MAX + position
-            found = cells[at : at + count]
-            if found != list(range(first, first + count)):
-                name = self.layout.groups[group].name
-                raise SimulationError(
-                    f"request {owner} reads positions {position} to {position + count - 1} of "
-                    f"group {name} and finds {[_cell_text(cell) for cell in found]}"
-                )
+        for author, first, last in script.authors(start, end):
+            for at, position, count in self._stretches(group, run, first, last):
+                cell = author * POSITIONS_MAX + position
+                found = cells[at : at + count]
+                if found != list(range(cell, cell + count)):
+                    name = self.layout.groups[group].name
+                    raise SimulationError(
+                        f"request {script.number} reads positions {position} to "
+                        f"{position + count - 1} of group {name} and finds "
+                        f"{[_cell_text(each) for each in found]}"
+                    )
 
     def poison(self, group: int, ids: Sequence[int]) -> None:
         page_tokens = self.layout.groups[group].page_tokens

@@ -1,5 +1,6 @@
 """A whole run, drawn from one seed: fleet, settings, requests, and what goes wrong when."""
 
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from random import Random
 
@@ -16,6 +17,7 @@ STALL_US = 20_000_000
 QUEUE_US = 3_000_000_000
 CANCEL_PHASES = (Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING)
 TIGHT_SEED_MIN = 1_000_000  # Seeds from here on draw fleets on which requests give way often.
+ALIKE_SEED_MIN = 2_000_000  # Those from here on draw prompts that begin alike, and a cache.
 SPREAD_US = 400_000  # Arrivals, cancellations and faults happen within about this time.
 
 
@@ -81,15 +83,17 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     """The scenario of a seed. `troubles` replaces the seed's own choice of them.
 
     In a tight one, pools that decode hold little more than the largest request, prompts are
-    short and come soon, and outputs are long.
+    short and come soon, and outputs are long. In one of prompts alike, they are long, and
+    their groups have pages of one size.
     """
-    is_tight = seed >= TIGHT_SEED_MIN
+    is_alike = seed >= ALIKE_SEED_MIN
+    is_tight = TIGHT_SEED_MIN <= seed < ALIKE_SEED_MIN
     random = Random(seed)
     drawn = tuple(t for t in Trouble if random.random() < 0.35)
     if random.random() < 0.25:
         drawn = ()
     troubles = drawn if troubles is None else troubles
-    layout = _layout(random)
+    layout = _layout(random, is_alike)
     chunk = random.choice([None, 1, 2, 3, 5, 8, 16, 40])
     settings = CoreSettings(
         chunk_tokens=None if chunk is None else Tokens(chunk),
@@ -105,11 +109,19 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     output_max = random.choice([1, 4, 16, 40])
     if is_tight:
         prompt_max, output_max = random.choice([4, 12]), random.choice([40, 80])
+    if is_alike:
+        prompt_max = random.choice([12, 40, 90])
     largest = Lengths(Tokens(prompt_max), Tokens(output_max))
     workers = _workers(random, layout, largest, troubles)
     if is_tight:
         workers = tuple(_tighten(random, worker, layout, largest) for worker in workers)
     arrivals, clients = _arrivals(random, prompt_max, output_max, troubles, is_tight)
+    # With numbers of its own, so that a seed means the same with and without a cache.
+    random_cache = Random(f"{seed} cache")
+    caches = is_alike or random_cache.random() < 0.8
+    settings = msgspec.structs.replace(settings, prefix_cache=caches)
+    share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])
+    arrivals = tuple(_shared(random_cache, arrivals, prompt_max, share))
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients
@@ -130,9 +142,9 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     )
 
 
-def _layout(random: Random) -> Layout:
-    same_page = random.choice([1, 2, 3, 4, 8, 16])
-    is_same = random.random() < 0.6
+def _layout(random: Random, is_alike: bool) -> Layout:
+    same_page = random.choice([1, 2, 3, 4] if is_alike else [1, 2, 3, 4, 8, 16])
+    is_same = is_alike or random.random() < 0.6
     reaches: list[tuple[str, Reach]] = [("full", All())]
     kind = random.random()
     if kind < 0.8:
@@ -272,6 +284,22 @@ def _arrivals(
             )
         )
     return tuple(arrivals), clients
+
+
+def _shared(
+    random: Random, arrivals: Sequence[Arrival], prompt_max: int, share: float
+) -> Iterator[Arrival]:
+    """The same arrivals, many of which begin alike, as turns of conversations do."""
+    family_count = random.choice([1, 2, 5])
+    for arrival in arrivals:
+        script = arrival.script
+        if random.random() < share:
+            script = msgspec.structs.replace(
+                script,
+                family=random.randrange(family_count),
+                shared_tokens=random.randint(0, round(prompt_max * 1.1)),
+            )
+        yield msgspec.structs.replace(arrival, script=script)
 
 
 def _script(

@@ -37,6 +37,7 @@ class Outcome(msgspec.Struct):
     refused: int = 0
     ended_early: int = 0
     token_count: int = 0
+    cached_tokens: int = 0
     event_count: int = 0
     stale_answer_count: int = 0
     preemption_count: int = 0
@@ -316,8 +317,11 @@ class Simulator:
             raise SimulationError("the log does not tell the end of each request once")
         for worker in core.fleet.workers.values():
             for group, pool in zip(worker.layout.groups, worker.books.pools, strict=True):
-                if pool.free_count != pool.page_count:
+                if pool.free_count + pool.idle_count != pool.page_count:
                     raise SimulationError(f"{worker.worker_id} leaks {group.name} pages")
+            worker.books.evict_all()
+            if not all(pool.free_count == pool.page_count for pool in worker.books.pools):
+                raise SimulationError(f"{worker.worker_id} keeps pages that it cannot evict")
             if len(worker.rows_free) != worker.row_count:
                 raise SimulationError(f"{worker.worker_id} leaks rows")
             if worker.is_suspect:
@@ -326,6 +330,7 @@ class Simulator:
         outcome.stale_answer_count = core.fleet.stale_count
         outcome.preemption_count = self.desk.records.get(LogEvent.REQUEST_PREEMPTED, 0)
         outcome.restart_count = self.desk.restart_count
+        outcome.cached_tokens = self.desk.cached_tokens
         for stream in self.desk.judge.streams.values():
             if stream.answer is None:
                 raise SimulationError(f"{stream.script.request_id} has no last answer")

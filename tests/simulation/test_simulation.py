@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulation.__main__ import add, run_seed
-from simulation.scenario import CANCEL_PHASES, TIGHT_SEED_MIN, Trouble, draw
+from simulation.scenario import ALIKE_SEED_MIN, CANCEL_PHASES, TIGHT_SEED_MIN, Trouble, draw
 from simulation.simulator import Outcome, Simulator
 from tidegate.scheduler.phases import Phase
 
@@ -39,6 +39,13 @@ def test_requests_that_give_way_to_others_and_begin_anew_all_end(seeds: range) -
     for seed in seeds:
         add(total, run_seed(seed))
     assert total.preemption_count > 10
+
+
+def test_prompts_that_begin_alike_find_their_beginning_whatever_goes_wrong() -> None:
+    total = Outcome()
+    for seed in range(ALIKE_SEED_MIN, ALIKE_SEED_MIN + 60):
+        add(total, run_seed(seed))
+    assert total.cached_tokens > 300
 
 
 def test_requests_of_lost_workers_begin_anew_and_are_complete_in_the_end() -> None:

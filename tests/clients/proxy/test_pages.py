@@ -31,6 +31,7 @@ async def test_health_tells_the_pools(proxy: RunningProxy) -> None:
             "page_bytes": 1024,
             "page_count": 64,
             "free_count": 60,
+            "cached_count": 4,
         }
     ]
 
