@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     model: str
     priority: int
     tenant: str
+    cache_salt: str
     timeout_ms: int | None
 
 
@@ -45,6 +46,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # The one that is served.
     priority: int = 0
     tenant: str = ""
+    cache_salt: str = ""  # Only prompts with the same one share cached pages.
     timeout_ms: int | None = None  # Until the first token; None: as the server's setting says.
 
     def stops(self) -> Sequence[str]:
@@ -71,6 +73,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
             tenant=self.tenant,
             priority=self.priority,
             timeout_ms=self.timeout_ms,
+            cache_salt=self.cache_salt,
         )
 
 

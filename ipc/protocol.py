@@ -402,6 +402,7 @@ class Submit(Message, frozen=True):
 
     `request_id` is unique for its connection; the scheduler's own id is in `Accepted`.
     `timeout_ms` bounds the time until the first token; None leaves the server's setting.
+    Prompts share cached pages only where `tenant` and `cache_salt` are the same.
     """
 
     request_id: RequestId
@@ -413,9 +414,10 @@ class Submit(Message, frozen=True):
     stop_ids: bytes = b""
     ignore_eos: bool = False
     has_stop_text: bool = False
-    tenant: str = ""  # Prompts of different tenants never share cached pages.
+    tenant: str = ""
     priority: int = 0
     timeout_ms: int | None = None
+    cache_salt: str = ""
 
 
 class Cancel(Message, frozen=True):

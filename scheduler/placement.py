@@ -167,34 +167,3 @@ def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
         target=target.worker.worker_id,
         length=prompt,
     )
-<<<<<<< HEAD
-=======
-
-
-def _note_wait(fleet: Fleet, request: Request, choice: Choice | None) -> None:
-    """Record what the request waits for, when that has changed.
-
-    The same kind of thing on another worker is no change: which one is the roomiest may be
-    another in each plan.
-    """
-    kind, worker_id, pages = "a decode worker for the prompts that are finished", None, 0
-    if choice is not None and choice.workers:
-        worker = max(choice.workers, key=lambda w: w.books.available(0))
-        kind, pages = _lack(fleet, request, worker, choice)
-        worker_id = worker.worker_id
-    if kind != request.waits_for:
-        request.waits_for = kind
-        fleet.record(
-            LogEvent.REQUEST_WAITS, request, reason=kind, worker=worker_id, pages_short=pages
-        )
-
-
-def _lack(fleet: Fleet, request: Request, worker: Worker, choice: Choice) -> tuple[str, int]:
-    if not worker.rows_free:
-        return "a row", 0
-    hit = fleet.find_hit(request, worker, choice.leg)
-    short = fleet.shortage_now(worker, choice.leg, choice.lengths, hit)
-    assert short is not None, "a request waits for a worker that has room for it"
-    group, pages = short
-    return f"pages of the {worker.layout.groups[group].name} pool", pages
->>>>>>> 8a0483e (Let prompts that begin alike share pages on the workers that prefill)

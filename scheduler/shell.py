@@ -268,7 +268,7 @@ class Shell:
         layout = self._desk.layout
         if layout is None or not self._core.fleet.settings.prefix_cache:
             return ()
-        salt = self._cache_secret + submit.tenant.encode()
+        salt = encode((self._cache_secret, submit.tenant, submit.cache_salt))
         return unit_hashes(submit.prompt, unit_tokens(layout), salt)
 
     # --- Commands ---

@@ -98,6 +98,7 @@ class Backend:
             stop=stop_texts(fields),
             stop_token_ids=stop_ids(fields, self.model.card),
             ignore_eos=fields.ignore_eos or False,
+            cache_salt=fields.cache_salt or "",
         )
 
     async def status(self) -> Status:

@@ -16,6 +16,7 @@ from tidegate.ipc.protocol import ModelCard, Sampling
 
 STOP_COUNT_MAX = 16
 STOP_LENGTH_MAX = 1024  # Characters.
+CACHE_SALT_LENGTH_MAX = 256
 STOP_ID_COUNT_MAX = 256
 PROMPT_COUNT_MAX = 128  # Prompts of one request, each with a choice of its own.
 MAX_TOKENS_MAX = 2**31 - 1
@@ -28,6 +29,7 @@ TokenId = Annotated[int, Meta(ge=0)]
 StopIds = Annotated[list[TokenId], Meta(max_length=STOP_ID_COUNT_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS_MAX)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+CacheSalt = Annotated[str, Meta(max_length=CACHE_SALT_LENGTH_MAX)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -51,6 +53,7 @@ class CommonFields(Struct):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class CompletionFields(CommonFields):

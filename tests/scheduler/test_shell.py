@@ -332,3 +332,43 @@ async def test_a_request_cancelled_as_it_begins_sends_no_start(
         assert finished.reason is EndReason.CANCELLED
         bench.core.check()
         nursery.cancel_scope.cancel()
+
+
+async def test_tenants_and_salts_share_nothing_and_equals_share_all_full_pages(
+    log: Log, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(log, CoreSettings(chunk_tokens=None))
+    prompt = list(range(10))
+    starts: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.shell.run)
+        bench.join("b", Role.BOTH)
+        await trio.sleep(0.1)
+        bench.to_worker("b")
+        askers = (("a", ""), ("ax", ""), ("a", "x"), ("a", ""), ("a", "x"))
+        for number, (tenant, salt) in enumerate(askers):
+            submit = Submit(
+                RequestId(str(number)),
+                "",
+                pack_ids(prompt),
+                1,
+                Sampling(),
+                7,
+                tenant=tenant,
+                cache_salt=salt,
+            )
+            bench.clients.put(CLIENT, submit)
+            await trio.sleep(0.1)
+            (plan,) = bench.plans("b")
+            (start,) = [each for each in plan.operations if isinstance(each, Start)]
+            starts.append(start.position)
+            assert start.tokens == pack_ids(prompt[start.position :])
+            row = start.row
+            ended = (RowEnd(row, EndReason.LENGTH),)
+            done = report(plan, tokens={row: [3]}, ended=ended, chunks=(ChunkDone(row, 10),))
+            bench.workers.put(b"b", done)
+            await trio.sleep(0.1)
+            for last in bench.plans("b"):
+                bench.workers.put(b"b", report(last))
+        nursery.cancel_scope.cancel()
+    assert starts == [0, 0, 0, 8, 8]
