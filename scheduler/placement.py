@@ -17,7 +17,7 @@ from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import page_runs
 from tidegate.scheduler.phases import Phase
-from tidegate.scheduler.state import Request, Seat
+from tidegate.scheduler.state import Request, Seat, Worker
 from tidegate.scheduler.wait_records import note_first
 from tidegate.scheduler.waits import open_choices, target_choice
 

@@ -70,7 +70,14 @@ async def scheduler_at(folder: Path, log: Log) -> AsyncGenerator[str]:
             trio.open_nursery() as nursery,
         ):
             shell = Shell(
-                core, worker_link, client_link, log, ShellSettings(), "e", random.Random(0)
+                core,
+                worker_link,
+                client_link,
+                log,
+                ShellSettings(),
+                "e",
+                random.Random(0),
+                b"s",
             )
             for run in (worker_link.run, client_link.run, shell.run):
                 nursery.start_soon(run)

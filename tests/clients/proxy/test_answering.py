@@ -60,6 +60,7 @@ async def test_a_completion_has_the_fields_of_openai(proxy: RunningProxy) -> Non
             "prompt_tokens": prompt_tokens,
             "completion_tokens": 5,
             "total_tokens": prompt_tokens + 5,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 
@@ -250,8 +251,9 @@ async def test_choices_of_several_prompts_stay_apart(
         if choice["finish_reason"] is not None
     ]
     assert sorted(reasons) == [(0, "length"), (1, "length"), (2, "length")]
-    usage = {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
-    assert events[-1]["usage"] == usage
+    usage = events[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 12)
+    assert (usage["total_tokens"], usage["prompt_tokens_details"]) == (15, {"cached_tokens": 0})
     whole = (await proxy.complete(prompt=prompts, max_tokens=4)).json()
     assert [choice["text"] for choice in whole["choices"]] == ["aaaa", "bbbb", "cccc"]
     assert whole["usage"] == usage
