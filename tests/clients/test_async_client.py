@@ -45,7 +45,7 @@ def letters(text: str) -> list[int]:
 
 
 async def until_cancelled(request: FakeRequest) -> None:
-    with trio.fail_after(2):
+    with trio.fail_after(10):
         await request.cancelled.wait()
 
 
@@ -241,11 +241,19 @@ async def test_a_cancelled_scope_cancels_in_every_phase(
 ) -> None:
     scheduler.behaviour = behaviour  # type: ignore[assignment]
     async with AsyncClient(scheduler.endpoint) as client:
-        with trio.move_on_after(0.05) as scope:
+
+        async def read() -> None:
             async with client.generate([1], max_tokens=99) as generation:
                 async for _ in generation:
                     pass
-        assert scope.cancelled_caught
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            with trio.fail_after(10):
+                while not scheduler.requests:
+                    await trio.sleep(0.01)
+            await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
         await until_cancelled(scheduler.requests[0])
 
 
