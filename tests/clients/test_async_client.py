@@ -11,6 +11,7 @@ import trio
 from fakes.behaviours import answer, answer_and_hang, fail, hang, ignore
 from fakes.fake_scheduler import FakeRequest, FakeScheduler
 from fakes.tiny_tokenizers import END, byte_level
+from fakes.waiting import until
 from tidegate.clients.library import (
     AsyncClient,
     ConnectFailed,
@@ -249,9 +250,7 @@ async def test_a_cancelled_scope_cancels_in_every_phase(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            with trio.fail_after(10):
-                while not scheduler.requests:
-                    await trio.sleep(0.01)
+            await until(lambda: bool(scheduler.requests))
             await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
         await until_cancelled(scheduler.requests[0])
