@@ -518,9 +518,10 @@ class Waiting(Message, frozen=True):
 
     `ahead` counts those that are served before it, and `first` is the first of them. Of pages,
     the request needs `pages_needed` to go on and `pages_available` are there for it; besides,
-    `pages_draining` will be free when their worker has answered. `pages_cached`, which are
-    among the available ones, are of the prefix cache alone. `holders` are the requests with
-    the most pages of that pool, the largest first, and `holders_left_out` counts the others.
+    `pages_draining` will be free when their worker has answered. `pages_cached` hold cached
+    prompts that nobody reads, and are given up when pages are taken: they count as free ones
+    do. `holders` are the requests with the most pages of that pool, the largest first, and
+    `holders_left_out` counts the others.
     Names of requests are those in logs, but for `request_id`, which is the client's own.
     """
 

@@ -67,7 +67,7 @@ def _page_lines(wait: WaitFields) -> list[str]:
     counts = [
         f"{wait.pages_needed:,} needed",
         f"{wait.pages_available:,} available",
-        *([f"{wait.pages_cached:,} of them cached"] if wait.pages_cached else []),
+        *([f"{wait.pages_cached:,} cached"] if wait.pages_cached else []),
         *([f"{wait.pages_draining:,} draining"] if wait.pages_draining else []),
     ]
     names = [f"{name} ({count:,})" for name, count in wait.holders.items()]

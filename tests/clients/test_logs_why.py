@@ -105,10 +105,10 @@ request e-9, from 2026-01-02 03:04:00.000 UTC: it waited 3.11 s of 6.00 s
      at       for  in      what it waited for
 +600 us    1.00 s  queue   its turn, behind e-7 (4 in the queue)
 +1.00 s  999.5 ms  queue   30 more pages of the window pool of prefill worker prefill-0
-                             64 needed, 34 available, 4 of them cached, 2 draining
+                             64 needed, 34 available, 4 cached, 2 draining
                              held by e-1 (40), e-2 (12), 3 others
 +2.00 s  100.0 ms  queue   30 draining pages of the window pool of prefill worker prefill-0
-                             64 needed, 34 available, 4 of them cached, 2 draining
+                             64 needed, 34 available, 4 cached, 2 draining
                              held by 3 others
 +2.10 s                    > admitted on prefill-0
                              e-1, which had 40 pages, ended (end_token) 100.1 ms before
