@@ -27,7 +27,7 @@ from tidegate.kvcache.capacity import (
 )
 from tidegate.kvcache.demand import Leg, Lengths
 from tidegate.kvcache.geometry import geometry
-from tidegate.kvcache.layout import DTYPE_BYTES, Layout, Pages, Tokens
+from tidegate.kvcache.layout import DTYPE_BYTES, All, Layout, Pages, Tokens
 from tidegate.kvcache.sizer import (
     PoolSettings,
     SizedPools,
@@ -193,7 +193,13 @@ def _our_assumption(server: Server) -> str:
     if window_cap(server) is None:
         return "no layer has a window"
     has_handoff = any(Leg.SOURCE in worker.legs for worker in server.workers)
-    if server.layout.swa_only_transfer or not has_handoff:
+    has_full = any(isinstance(group.reach, All) for group in server.layout.groups)
+    is_rolling = server.layout.swa_only_transfer or not has_handoff
+    if not has_full:
+        if is_rolling:
+            return "there is no full pool: the model's context alone bounds a prompt"
+        return "a prompt that is handed over is bounded by the window pool: the flag is false"
+    if is_rolling:
         return "the full pool alone bounds a prompt; the window pool never refuses one"
     return "a prompt that is handed over is bounded by the window pool too: the flag is false"
 

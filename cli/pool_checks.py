@@ -19,7 +19,12 @@ def check_pool_tokens(option: str, tokens: int | None, page_tokens: int) -> None
 
 
 def check_model(arguments: argparse.Namespace, config: ModelConfig) -> None:
-    """That no option speaks of window layers to a model that has none."""
+    """That no option speaks of window layers, or of full ones, to a model that has none."""
+    if all(config.layer_is_window) and arguments.full_pool_tokens is not None:
+        raise SettingError(
+            f"--full-pool-tokens: {config.name} has window layers only; give "
+            "--window-pool-tokens or --kv-memory"
+        )
     if config.has_window_layers:
         return
     for option, value in (

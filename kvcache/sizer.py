@@ -33,8 +33,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the sizes depend on.
 
     `kv_memory` bounds the bytes of all pools together; without it `full_pool_tokens` has to
-    be given. The two pool settings fix a pool's size in tokens, rounded up to whole pages.
-    `legs` are those that the worker's role runs.
+    be given, or `window_pool_tokens` for a model without a full pool. The two pool settings
+    fix a pool's size in tokens, rounded up to whole pages. `legs` are those that the worker's
+    role runs.
     """
 
     kv_memory: int | None
@@ -78,8 +79,7 @@ def size_pools(layout: Layout, settings: PoolSettings) -> SizedPools:
 
     Raises `SizeError` if one short request's floor does not fit, or a setting is missing.
     """
-    if settings.kv_memory is None and settings.full_pool_tokens is None:
-        raise SizeError("the pools need a size: give --kv-memory or --full-pool-tokens")
+    _check_that_a_size_is_given(layout, settings)
     warnings: list[str] = []
     counts = _fixed_counts(layout, settings)
     least = _least_counts(layout, settings)
@@ -126,6 +126,14 @@ def keeps_all(layout: Layout, group: Group, legs: Sequence[Leg]) -> bool:
         return True
     has_handoff = any(leg is not Leg.WHOLE for leg in legs)
     return layout.swa_only_transfer is False and has_handoff and group.is_window
+
+
+def _check_that_a_size_is_given(layout: Layout, settings: PoolSettings) -> None:
+    has_full = any(isinstance(group.reach, All) for group in layout.groups)
+    given = settings.full_pool_tokens if has_full else settings.window_pool_tokens
+    if settings.kv_memory is None and given is None:
+        option = "--full-pool-tokens" if has_full else "--window-pool-tokens"
+        raise SizeError(f"the pools need a size: give --kv-memory or {option}")
 
 
 def _fixed_counts(layout: Layout, settings: PoolSettings) -> list[Pages | None]:
@@ -276,15 +284,32 @@ def _target(group: Group, settings: PoolSettings) -> Pages:
 def _warn_short(
     layout: Layout, settings: PoolSettings, sizes: Sequence[Pages], warnings: list[str]
 ) -> None:
-    longest = min(
-        longest_prompt(layout, sizes, leg, context=settings.context) for leg in settings.legs
-    )
+    longest_of = {
+        leg: longest_prompt(layout, sizes, leg, context=settings.context)
+        for leg in settings.legs
+    }
+    leg = min(settings.legs, key=lambda leg: longest_of[leg])
+    longest = longest_of[leg]
     if longest < settings.context:
-        option = "--full-pool-tokens" if settings.full_pool_tokens else "--kv-memory"
+        needs = floors(layout, leg, Lengths(Tokens(longest + 1), Tokens(1)))
+        option = next(
+            _option_for(group, settings)
+            for group, need, size in zip(layout.groups, needs, sizes, strict=True)
+            if need > size
+        )
         warnings.append(
             f"prompts of up to {longest} tokens fit the pools, and the model's context is "
             f"{settings.context}: raise {option} for longer ones"
         )
+
+
+def _option_for(group: Group, settings: PoolSettings) -> str:
+    """The option that makes this group's pool larger."""
+    if group.is_window and settings.window_pool_tokens is not None:
+        return "--window-pool-tokens"
+    if isinstance(group.reach, All) and settings.full_pool_tokens is not None:
+        return "--full-pool-tokens"
+    return "--kv-memory"
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

@@ -210,6 +210,42 @@ def test_the_window_pool_bounds_a_hand_off_if_the_flag_is_false(
     assert longest_of(made.servers[2])[0][:2] == (1, held)
 
 
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 100}
+
+
+def test_without_a_full_pool_the_context_alone_bounds_a_prompt_if_the_flag_is_true(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(make_folder(tmp_path, **MISTRAL))
+    options = ("--window-pool-tokens", "4096", "--max-tokens", "2", "--lengths", "100+2")
+    made = plan(capsys, folder, *options)
+    ours, capped, full = made.servers
+    assert [[pool.name for pool in worker.pools] for worker in made.workers] == [["window"]] * 2
+    assert longest_of(ours) == [(1, 1_000_000, "", CONTEXT), (2, 999_999, "", CONTEXT)]
+    assert longest_of(capped) == [
+        (1, 4096, "prefill", "window"),
+        (2, 4096, "prefill", "window"),
+    ]
+    assert [each[1] for each in longest_of(full)] == [4096, 4095]
+    assert [worker.swa_only_transfer for worker in made.workers] == [True, True]
+    assert "there is no full pool: the model's context alone bounds" in ours.assumption
+
+
+def test_without_a_full_pool_the_window_pool_bounds_a_hand_off_if_the_flag_is_false(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(make_folder(tmp_path, **MISTRAL))
+    options = ("--window-pool-tokens", "4096", "--max-tokens", "2", "--lengths", "100+2")
+    made = plan(capsys, folder, *options, "--swa-only-transfer", "false")
+    assert longest_of(made.servers[0]) == [
+        (1, 1_000_000, "", CONTEXT),
+        (2, 4096, "prefill", "window"),
+    ]
+    assert "bounded by the window pool: the flag is false" in made.servers[0].assumption
+    error = refusal(capsys, folder, "--full-pool-tokens", "4096")
+    assert "--full-pool-tokens: " in error and "has window layers only" in error
+
+
 def test_without_a_hand_off_the_flag_does_not_apply(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,22 @@ from hypothesis import strategies as st
 
 from tidegate.kvcache.demand import Leg, Lengths, Pace, floors
 from tidegate.kvcache.geometry import geometry
-from tidegate.kvcache.layout import All, Group, Layout, Reach, Tail, TensorSpec, Tokens, Window
+from tidegate.kvcache.layout import (
+    All,
+    Group,
+    Layout,
+    Pages,
+    Reach,
+    Tail,
+    TensorSpec,
+    Tokens,
+    Window,
+)
 from tidegate.kvcache.sizer import (
     ROLLING_SHARE_MAX,
     PoolSettings,
+    PoolSize,
+    SizedPools,
     SizeError,
     longest_prompt,
     size_pools,
@@ -162,6 +174,25 @@ def test_a_model_with_window_layers_only_gets_one_pool() -> None:
     sized = size_pools(layout, settings(2**30))
     assert sized.page_counts == (1481,)
     assert longest_prompt(layout, sized.page_counts, Leg.SOURCE, context=Tokens(5000)) == 5000
+
+
+def test_without_a_full_pool_the_window_pool_alone_needs_a_size() -> None:
+    groups = (group("window", Window(Tokens(512))),)
+    rolling, kept = (Layout(groups, swa_only_transfer=flag) for flag in (True, False))
+    with pytest.raises(SizeError, match="give --kv-memory or --window-pool-tokens"):
+        size_pools(rolling, settings(None, full=1024))
+    assert size_pools(rolling, settings(None, window=1024)) == SizedPools(
+        (Pages(64),), (), (PoolSize("window", Tokens(16), Pages(64), Tokens(1024), 2**20),)
+    )
+    for sized, option in (
+        (size_pools(kept, settings(None, window=1024)), "--window-pool-tokens"),
+        (size_pools(kept, settings(2**20)), "--kv-memory"),
+    ):
+        assert sized.page_counts == (64,)
+        assert sized.warnings == (
+            "prompts of up to 1024 tokens fit the pools, and the model's context is 32768: "
+            f"raise {option} for longer ones",
+        )
 
 
 def test_no_chunk_budget_asks_for_the_whole_context_in_the_window_pool() -> None:

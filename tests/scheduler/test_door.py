@@ -17,6 +17,7 @@ from fakes.core_bench import (
 )
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import RequestId, Role, WorkerId
+from tidegate.kvcache.layout import Layout
 from tidegate.scheduler.commands import AcceptRequest, Command, RefuseRequest
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.settings import CoreSettings
@@ -88,6 +89,27 @@ def test_a_window_pool_below_the_floor_refuses_every_longer_prompt() -> None:
     assert is_accepted(pair((50, 2), (50, 3)), "fits", 8, 20)
     refused = refusal(pair((50, 2), (50, 3)).turn(submitted("r", 9, 20)))
     assert limits(refused) == (400, "window", 3, 2, "prefill", "p")
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_without_a_full_pool_the_flag_says_whether_the_window_pool_caps_a_prompt(
+    flag: bool,
+) -> None:
+    layout = Layout(hybrid().groups[1:], flag)
+    bench = CoreBench(
+        joined(P, Role.PREFILL, (4,), layout), joined(D, Role.DECODE, (4,), layout)
+    )
+    # Four pages of four tokens, and a context of a thousand.
+    assert is_accepted(bench, "as long as the pool", 16, 2)
+    assert is_accepted(bench, "one token is no hand-off", 999, 1)
+    if flag:
+        assert is_accepted(bench, "long", 998, 2)
+        refused = refusal(bench.turn(submitted("r", 999, 3)))
+        assert limits(refused) == (400, "context", 1001, 1000, "", "")
+    else:
+        refused = refusal(bench.turn(submitted("r", 17, 2)))
+        assert limits(refused) == (400, "window", 5, 4, "prefill", "p")
+    assert bench.core.longest_prompt() == 1000
 
 
 def test_a_refusal_for_a_pair_names_its_tighter_side() -> None:

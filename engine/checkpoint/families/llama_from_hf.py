@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.engine.checkpoint.config import COUNT_MAX, LAYER_COUNT_MAX, AttentionShape
+from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.hf_fields import (
     HfFields,
@@ -109,6 +110,11 @@ def smollm3_from_hf(path: Path, name: str, eos_ids: tuple[int, ...]) -> LlamaCon
             (layer + 1) % source.no_rope_layer_interval != 0 for layer in range(layer_count)
         )
     else:
+        if len(source.no_rope_layers) < layer_count:
+            raise CheckpointError(
+                f"no_rope_layers has {len(source.no_rope_layers)} entries: must have one for "
+                f"each of the {layer_count} layers"
+            )
         # The list says 1 for a layer that rotates, whatever its name; it may be too long.
         has_rope = tuple(bool(value) for value in source.no_rope_layers[:layer_count])
     window = source.sliding_window if source.use_sliding_window else None
