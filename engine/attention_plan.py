@@ -71,39 +71,58 @@ class GroupPlan:
 
 class GroupSegments:
     """One group's side of a launch's segments: segment i feeds `counts[i]` tokens from
-    position `starts[i]` on; `tables[i]` are its page ids from page index `first_pages[i]` on,
-    which cover all that it reads and writes.
+    position `starts[i]` on. In `table`, which holds page ids, `origins[i]` is where its page
+    with index 0 is, or would be; it covers all that the segment reads and writes.
     """
 
     def __init__(
-        self,
+        self, group: Group, starts: Ints, counts: Ints, table: Ints, origins: Ints
+    ) -> None:
+        self.group = group
+        self.page_tokens = int(group.page_tokens)
+        self.entry_bytes = max(spec.entry_bytes for spec in group.tensors)
+        self.starts = starts
+        self.counts = counts
+        self.table = table
+        self.origins = origins
+        self.first_tokens: Ints = counts.cumsum() - counts
+        self.first_keys: Ints = np.array(
+            [group.first_needed(Tokens(n)) for n in starts.tolist()], np.int64
+        )
+        self.low_pages: Ints = self.first_keys // self.page_tokens
+        self.page_counts: Ints = (starts + counts - 1) // self.page_tokens + 1 - self.low_pages
+
+    @classmethod
+    def of_tables(
+        cls,
         group: Group,
         starts: Ints,
         counts: Ints,
         first_pages: Sequence[int],
         tables: Sequence[Ints],
-    ) -> None:
-        self.page_tokens = int(group.page_tokens)
-        self.entry_bytes = max(spec.entry_bytes for spec in group.tensors)
-        self.starts = starts
-        self.counts = counts
-        self.first_tokens: Ints = counts.cumsum() - counts
-        self.first_keys: Ints = np.array(
-            [group.first_needed(Tokens(n)) for n in starts.tolist()], np.int64
-        )
-        self.table = np.concatenate(tables)
+    ) -> "GroupSegments":
+        """Segments with a table each: `tables[i]` are page ids from `first_pages[i]` on."""
         sizes: Ints = np.array([len(table) for table in tables], np.int64)
-        # Where in `table` the page with index 0 of each segment is, or would be.
-        self.origins: Ints = sizes.cumsum() - sizes - np.array(first_pages, np.int64)
-        self.low_pages: Ints = self.first_keys // self.page_tokens
-        self.page_counts: Ints = (starts + counts - 1) // self.page_tokens + 1 - self.low_pages
+        origins: Ints = sizes.cumsum() - sizes - np.array(first_pages, np.int64)
+        return cls(group, starts, counts, np.concatenate(tables), origins)
 
-    def plan(self, reach: Reach, positions: Ints, device: torch.device) -> GroupPlan:
-        """The launch's indices; `positions` [tokens] are those of all its tokens."""
+    def tokens_alone(self, tokens: Ints) -> "GroupSegments":
+        """Some of the launch's tokens, each as a segment of its own that attends alone."""
+        ends = self.first_tokens + self.counts
+        owners = np.searchsorted(ends, tokens, side="right")
+        starts: Ints = self.starts[owners] + tokens - self.first_tokens[owners]
+        return GroupSegments(
+            self.group, starts, np.ones_like(starts), self.table, self.origins[owners]
+        )
+
+    def plan(self, device: torch.device) -> GroupPlan:
+        """The indices of a launch of these segments."""
+        within = np.arange(int(self.counts.sum())) - np.repeat(self.first_tokens, self.counts)
+        positions: Ints = np.repeat(self.starts, self.counts) + within
         origins = np.repeat(self.origins, self.counts)
         write_pages = self.table[origins + positions // self.page_tokens]
         return GroupPlan(
-            reach=reach,
+            reach=self.group.reach,
             write_pages=on_device(write_pages, device),
             write_slots=on_device(positions % self.page_tokens, device),
             decode=tuple(

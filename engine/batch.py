@@ -54,13 +54,14 @@ class Batch:
 
     `tokens` and `positions` have one entry for each token; `sample_rows` holds, for each
     segment with `sample` set, in order, the index of its last token. The rows of the logits
-    are in that order. `groups` follow the layout.
+    are in that order. `groups` follow the layout. `segments` are what these were made of.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     sample_rows: torch.Tensor
     groups: tuple[GroupPlan, ...]
+    segments: tuple[GroupSegments, ...]
 
     @classmethod
     def build(
@@ -83,26 +84,35 @@ class Batch:
         ends: Ints = counts.cumsum()
         positions: Ints = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
         tokens = np.concatenate([np.asarray(item.tokens, np.int64) for item in segments])
-        groups = tuple(
-            GroupSegments(
+        by_group = tuple(
+            GroupSegments.of_tables(
                 group,
                 starts,
                 counts,
                 [segment.pages[index].first_page for segment in segments],
                 [np.asarray(segment.pages[index].ids, np.int64) for segment in segments],
-            ).plan(group.reach, positions, place)
+            )
             for index, group in enumerate(layout.groups)
         )
         return cls(
             tokens=on_device(tokens, place),
             positions=on_device(positions, place),
             sample_rows=on_device(ends[sampled] - 1, place),
-            groups=groups,
+            groups=tuple(group.plan(place) for group in by_group),
+            segments=by_group,
         )
 
     @property
     def token_count(self) -> int:
         return self.tokens.shape[0]
+
+    def groups_of_samples(self) -> tuple[GroupPlan, ...]:
+        """`groups` for a launch of the tokens of `sample_rows` alone, in that order. They may
+        only read: what a plan says of writing is done by the whole launch.
+        """
+        rows = self.sample_rows.cpu().numpy()
+        device = self.sample_rows.device
+        return tuple(group.tokens_alone(rows).plan(device) for group in self.segments)
 
 
 def _check(number: int, segment: Segment, layout: Layout) -> None:

@@ -68,6 +68,39 @@ def test_a_decode_row_reads_from_the_first_needed_position_on_and_no_page_below(
     assert numbers(bucket.mask[0, 0].isinf()) == [True, *[False] * 6, True]
 
 
+def test_sampled_tokens_alone_read_as_a_launch_of_them_would() -> None:
+    tables = (
+        (RowPages(0, [5, 3, 8]), RowPages(1, [9, 6, 0, 4])),
+        (RowPages(0, [1]), RowPages(0, [2])),
+        (RowPages(0, [6, 7]), RowPages(0, [1, 3, 5, 7])),
+    )
+    batch = Batch.build(
+        [
+            Segment([1, 2, 3], 7, True, tables[0]),
+            Segment([4], 0, False, tables[1]),
+            Segment([5, 6], 4, True, tables[2]),
+        ],
+        LAYOUT,
+    )
+    alone = Batch.build(
+        [Segment([3], 9, True, tables[0]), Segment([6], 5, True, tables[2])], LAYOUT
+    )
+    for found, expected in zip(batch.groups_of_samples(), alone.groups, strict=True):
+        assert found.reach == expected.reach
+        assert found.prefill == ()
+        for bucket, wanted in zip(found.decode, expected.decode, strict=True):
+            assert numbers(bucket.rows) == numbers(wanted.rows)
+            assert numbers(bucket.pages) == numbers(wanted.pages)
+            assert numbers(bucket.unused) == numbers(wanted.unused)
+            assert bucket.mask.equal(wanted.mask)
+
+
+def test_a_launch_without_samples_has_plans_of_no_tokens() -> None:
+    batch = Batch.build([Segment([1, 2], 0, False, (RowPages(0, [4]),))], FULL_ONLY)
+    (group,) = batch.groups_of_samples()
+    assert (group.decode, group.prefill, numbers(group.write_pages)) == ((), (), [])
+
+
 def test_a_short_row_is_padded_with_its_own_pages() -> None:
     batch = Batch.build([decode_row(18, 10), decode_row(8, 30)], FULL_ONLY)
     bucket = batch.groups[0].decode[0]

@@ -48,6 +48,31 @@ def check_chunks(family: FamilyModels) -> None:
             assert_close(found, family.expected(text), f"chunks of {len(text)} tokens")
 
 
+def check_sampled_rows(family: FamilyModels) -> None:
+    """Launches of chunks and single tokens of which some sample, as an engine makes them."""
+    for seed in range(3):
+        chance = random.Random(50 + seed)
+        longest = 2 * reach(family.layout) + 20
+        texts = [family.tokens(longest, 60 + 10 * seed + n) for n in range(4)]
+        rows = family.pool(seed)
+        active = [rows.start() for _ in texts]
+        while any(row.length < longest for row in active):
+            chosen = [n for n in range(4) if active[n].length < longest]
+            feeds: list[Feed] = []
+            expected: list[torch.Tensor] = []
+            for n in chosen[chance.randrange(len(chosen)) :]:
+                first = active[n].length
+                count = min(longest - first, chance.choice((1, chance.randint(1, longest))))
+                tokens = texts[n][first : first + count]
+                feeds.append(Feed(active[n], tokens, sample=chance.random() < 0.6))
+                if feeds[-1].sample:
+                    expected.append(family.expected(texts[n])[first + count - 1])
+            logits = rows.launch(feeds)
+            assert len(logits) == len(expected)
+            if expected:
+                assert_close(logits, torch.stack(expected), "the sampled rows of a launch")
+
+
 def check_decode(family: FamilyModels) -> None:
     """Three windows of decode, or as many steps as the bounds say, of several rows."""
     wanted = DECODE_WINDOWS * reach(family.layout)
@@ -195,6 +220,7 @@ def check_resume(family: FamilyModels) -> None:
 CHECKS: tuple[Callable[[FamilyModels], None], ...] = (
     check_whole_prompts,
     check_chunks,
+    check_sampled_rows,
     check_decode,
     check_hand_off,
     check_that_every_moved_page_is_needed,
