@@ -178,6 +178,8 @@ def describe(model: str, dtype: str) -> ModelFacts:
 
 def render(models: Sequence[ModelFacts]) -> str:
     """For a terminal."""
+    from tidegate.engine.checkpoint.config_from_gguf import ARCHITECTURES
+
     lines: list[str] = []
     for family in dict.fromkeys(model.family for model in models):
         mine = [model for model in models if model.family == family]
@@ -185,10 +187,11 @@ def render(models: Sequence[ModelFacts]) -> str:
         for model in mine:
             if model.name:
                 lines += [*_model_lines(model), ""]
+    lines.append("Any model of these families can be served from a folder with config.json,")
     lines.append(
-        "Any model of these families can be served from a .gguf file, or from a folder"
+        "tokenizer.json and safetensors files; from a .gguf file too if it is of the family "
     )
-    lines.append("with config.json, tokenizer.json and safetensors files.")
+    lines[-1] += f"{' or '.join(ARCHITECTURES)}."
     return "\n".join(lines) + "\n"
 
 

@@ -46,10 +46,16 @@ def workspace_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
     tokens = (settings.chunk_tokens or config.context) + settings.max_running
     shapes = [config.attention_of(layer) for layer in range(config.layer_count)]
     heads = max(shape.query_width + shape.key_width + shape.value_width for shape in shapes)
-    # Residual, norm and their float32 copies; queries, keys, values; gate, up, product.
-    per_token = 4 * (4 * config.hidden_size + 3 * heads + 3 * config.mlp_width)
-    # Keys and values of one layer, gathered for all rows.
-    per_position = max(shape.key_width + shape.value_width for shape in shapes)
-    gathered = settings.max_running * config.context * per_position
+    # Residual, norm and their float32 copies; queries, keys, values; gate, up, product; what
+    # is carried along, and its making.
+    widths = 4 * config.hidden_size + 3 * heads + 3 * config.mlp_width
+    per_token = 4 * (widths + 3 * config.carried_width)
+    # Keys and values of one layer, of the positions that it reads, gathered for all rows.
+    window = min(config.window or config.context, config.context)
+    per_row = max(
+        (window if is_window else config.context) * (shape.key_width + shape.value_width)
+        for shape, is_window in zip(shapes, config.layer_is_window, strict=True)
+    )
+    gathered = settings.max_running * per_row
     logits = 4 * settings.max_running * config.vocab_size * 4
     return tokens * per_token + gathered * DTYPE_BYTES[settings.dtype] + logits

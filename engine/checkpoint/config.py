@@ -7,8 +7,8 @@ import msgspec
 
 from tidegate.engine.checkpoint.errors import CheckpointError
 
-Family = Literal["llama", "gemma3"]
-FAMILIES: tuple[Family, ...] = ("llama", "gemma3")
+Family = Literal["llama", "gemma3", "gemma4"]
+FAMILIES: tuple[Family, ...] = ("llama", "gemma3", "gemma4")
 
 LAYER_COUNT_MAX = 1024
 COUNT_MAX = 2**31 - 1  # Of every other size: far above any model, far below trouble.
@@ -104,6 +104,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Inner numbers of the widest MLP for a token; of all experts that it is sent to."""
         raise NotImplementedError
 
+    @property
+    def carried_width(self) -> int:
+        """Numbers of a token that go through all layers beside the residual."""
+        return 0
+
     def weight_shapes(self) -> Shapes:
         """The shape of every weight that the model has, by canonical name, in its order.
 
@@ -125,6 +130,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this weight stays float32, whatever type the others are loaded in."""
         del name
         return False
+
+    def canonical_name(self, stored: str) -> str | None:
+        """The canonical name of a tensor of a Hugging Face folder. None for one that the model
+        does not need, as this family knows; a name that it does not know stays as it is.
+        """
+        return stored
 
     def stored_offset(self, name: str) -> float:
         """What a Hugging Face folder leaves out of this weight: it is added on loading."""

@@ -7,7 +7,14 @@ import msgspec
 
 from tidegate.engine.checkpoint.config import Family, ModelConfig
 from tidegate.engine.checkpoint.errors import CheckpointError
-from tidegate.engine.checkpoint.families.gemma3_from_hf import gemma3_from_hf
+from tidegate.engine.checkpoint.families.gemma3_from_hf import (
+    gemma3_from_hf,
+    multimodal_gemma3_from_hf,
+)
+from tidegate.engine.checkpoint.families.gemma4_from_hf import (
+    gemma4_from_hf,
+    multimodal_gemma4_from_hf,
+)
 from tidegate.engine.checkpoint.families.llama_from_hf import (
     llama_from_hf,
     mistral_from_hf,
@@ -29,6 +36,9 @@ ARCHITECTURES: dict[str, tuple[Family, Read]] = {
     "Qwen3ForCausalLM": ("llama", qwen3_from_hf),
     "SmolLM3ForCausalLM": ("llama", smollm3_from_hf),
     "Gemma3ForCausalLM": ("gemma3", gemma3_from_hf),
+    "Gemma3ForConditionalGeneration": ("gemma3", multimodal_gemma3_from_hf),
+    "Gemma4ForCausalLM": ("gemma4", gemma4_from_hf),
+    "Gemma4ForConditionalGeneration": ("gemma4", multimodal_gemma4_from_hf),
 }
 
 

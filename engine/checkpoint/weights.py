@@ -133,24 +133,28 @@ class _SafetensorsSource:
     def __init__(self, checkpoint: HfCheckpoint) -> None:
         self.path = checkpoint.path
         self.config = checkpoint.config
-        # The package's files have no types.
-        self.file_of: dict[str, Any] = {}
+        # By canonical name: the file, and the tensor's name in it. The package's files have no
+        # types.
+        self.place_of: dict[str, tuple[Any, str]] = {}
         for path in checkpoint.weight_files:
             file = _open(path)
-            for name in file.keys():  # noqa: SIM118 - the file is no dict.
-                if name in self.file_of:
-                    raise CheckpointError(f"{path}: tensor {name} is in another file too")
-                self.file_of[name] = file
+            for stored in file.keys():  # noqa: SIM118 - the file is no dict.
+                name = self.config.canonical_name(stored)
+                if name is None or self._is_ignored(name):
+                    continue
+                if name in self.place_of:
+                    raise CheckpointError(f"{path}: tensor {stored} is in another file too")
+                self.place_of[name] = (file, stored)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {
-            name: tuple(file.get_slice(name).get_shape())
-            for name, file in self.file_of.items()
-            if not self._is_ignored(name)
+            name: tuple(file.get_slice(stored).get_shape())
+            for name, (file, stored) in self.place_of.items()
         }
 
     def fill(self, name: str, weight: torch.Tensor) -> None:
-        stored: torch.Tensor = self.file_of[name].get_tensor(name)
+        file, stored_name = self.place_of[name]
+        stored: torch.Tensor = file.get_tensor(stored_name)
         if stored.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is {stored.dtype}: must be float32, float16 or "

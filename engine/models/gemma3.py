@@ -13,6 +13,7 @@ from tidegate.engine.models.parts import (
     Embedding,
     Head,
     Weights,
+    capped,
     normalise,
     normalise_in_place,
 )
@@ -80,7 +81,7 @@ class Gemma3:
                     layer.mlp(self._normalised(hidden, layer.mlp_norm)), layer.down_norm
                 )
             )
-        return self._head(self._normalised(hidden, self._norm))
+        return capped(self._head(self._normalised(hidden, self._norm)), self._config.logit_cap)
 
     def _attend(
         self,

@@ -12,6 +12,10 @@ WINDOW_ALONE = (
     "a window layer reads keys and values of its window, and nothing else that earlier steps "
     "left behind"
 )
+WINDOW_ALONE_SHARED = (
+    "a window layer reads keys and values of its window, its own or an earlier layer's, and "
+    "nothing else that earlier steps left behind; layers' inputs are made of the token alone"
+)
 KEYS_AND_VALUES = "2 x KV heads x head size x bytes of an element, for each layer"
 
 
@@ -75,6 +79,25 @@ FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
         swa_only_transfer=True,
         reason=WINDOW_ALONE,
         groups=_FULL_AND_WINDOW,
+    ),
+    "gemma4": FamilyLayout(
+        hybrid_layout,
+        swa_only_transfer=True,
+        reason=WINDOW_ALONE_SHARED,
+        groups=(
+            GroupTerms(
+                "full",
+                "all",
+                "full-attention layers, but those that share an earlier one's",
+                KEYS_AND_VALUES,
+            ),
+            GroupTerms(
+                "window",
+                "window",
+                "sliding-window layers, but those that share an earlier one's",
+                KEYS_AND_VALUES,
+            ),
+        ),
     ),
     "llama": FamilyLayout(
         hybrid_layout,

@@ -44,6 +44,11 @@ class Head:
         return self._logits[: logits.numel()].view(logits.shape).copy_(logits)
 
 
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap * tanh(logits / cap), in place; the logits as they are if there is no cap."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
 def normalise(vectors: torch.Tensor, eps: float) -> torch.Tensor:
     """Float32 `vectors` divided by their root mean square over the last dimension."""
     return vectors * _inverse_rms(vectors, eps)

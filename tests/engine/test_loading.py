@@ -80,11 +80,27 @@ def test_a_model_without_window_layers_has_no_flag_to_force(tmp_path: Path) -> N
         load(model, swa_only_transfer=False)
 
 
-def test_the_workspace_grows_with_what_a_launch_may_hold(hybrid: Path) -> None:
+def test_the_workspace_grows_with_what_a_launch_may_hold(hybrid: Path, tmp_path: Path) -> None:
     config = open_checkpoint(str(hybrid)).config
     small = workspace_bytes(settings_of(hybrid, chunk_tokens=64), config)
     assert small < workspace_bytes(settings_of(hybrid, chunk_tokens=512), config)
     assert small < workspace_bytes(settings_of(hybrid, chunk_tokens=64, max_running=64), config)
+    # What a launch carries through all layers, for each of its tokens.
+    with_inputs, without = (
+        open_checkpoint(
+            str(
+                make_tiny_checkpoint(
+                    tmp_path / str(width),
+                    "gemma4",
+                    hidden_size_per_layer_input=width,
+                    num_kv_shared_layers=0,
+                )
+            )
+        ).config
+        for width in (16, 0)
+    )
+    settings = settings_of(hybrid, chunk_tokens=64)
+    assert workspace_bytes(settings, without) < workspace_bytes(settings, with_inputs)
     # Without a budget a launch may hold the whole context.
     assert workspace_bytes(settings_of(hybrid, chunk_tokens=None), config) == workspace_bytes(
         settings_of(hybrid, chunk_tokens=config.context), config

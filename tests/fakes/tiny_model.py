@@ -1,11 +1,12 @@
 """Tiny random models of our own code, made without transformers in milliseconds."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from tidegate.engine.checkpoint.config import AttentionShape, ModelConfig
+from tidegate.engine.checkpoint.config import AttentionShape, Family, ModelConfig
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.models.registry import Model, build_model
@@ -15,15 +16,16 @@ EOS_ID = 1
 WINDOW = 32
 
 
-def tiny_config(family: Literal["llama", "gemma3"]) -> ModelConfig:
-    """`gemma3` has window layers and one full layer, `llama` full layers only."""
+def tiny_config(family: Family) -> ModelConfig:
+    """`llama` has full layers only, the others have window layers and one full layer."""
+    heads = AttentionShape(head_count=2, kv_head_count=1, key_size=16, value_size=16)
     common: dict[str, Any] = {
         "name": f"tiny-{family}",
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
         "intermediate_size": 64,
         "layer_count": 3,
-        "attention": AttentionShape(head_count=2, kv_head_count=1, key_size=16, value_size=16),
+        "attention": heads,
         "norm_eps": 1e-6,
         "rope": Rope(theta=10_000.0, size=16),
         "tie_embeddings": True,
@@ -41,6 +43,21 @@ def tiny_config(family: Literal["llama", "gemma3"]) -> ModelConfig:
             has_query_key_value_bias=False,
             has_output_bias=False,
             has_mlp_bias=False,
+        )
+    if family == "gemma4":
+        common["attention"] = (heads,) * 3
+        return Gemma4Config(
+            **common,
+            rope_window=Rope(theta=1000.0, size=16),
+            window=WINDOW,
+            layer_is_window=(True, False, True),
+            kv_sharing_layer_count=0,
+            has_values_from_keys=True,
+            has_wide_mlp=False,
+            per_layer_inputs=None,
+            experts=None,
+            embedding_scale=1.0,
+            logit_cap=None,
         )
     return Gemma3Config(
         **common,

@@ -1,4 +1,4 @@
-"""Makes tiny random Hugging Face folders of both families, for tests.
+"""Makes tiny random Hugging Face folders of several families, for tests.
 
 `make_tiny_checkpoint` takes about 3 s for the first folder of a process (transformers has to
 be imported) and a tenth of a second for each further one.
@@ -10,9 +10,16 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-TinyFamily = Literal["llama", "gemma3"]
+TinyFamily = Literal["llama", "gemma3", "gemma4"]
 
 VOCAB_SIZE = 384
 
@@ -20,14 +27,20 @@ VOCAB_SIZE = 384
 SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
     "llama": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "gemma3": ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
+    "gemma4": ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"],
 }
-BOS_TOKEN: dict[TinyFamily, str | None] = {"llama": None, "gemma3": "<bos>"}
-EOS_TOKEN: dict[TinyFamily, str] = {"llama": "<|im_end|>", "gemma3": "<eos>"}
+BOS_TOKEN: dict[TinyFamily, str | None] = {"llama": None, "gemma3": "<bos>", "gemma4": "<bos>"}
+EOS_TOKEN: dict[TinyFamily, str] = {
+    "llama": "<|im_end|>",
+    "gemma3": "<eos>",
+    "gemma4": "<eos>",
+}
 
 # Typed loosely: the fields go in by name, from a dict that tests may extend.
 TRANSFORMERS_CLASSES: dict[TinyFamily, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
 }
 
 CHAT_TEMPLATE: dict[TinyFamily, str] = {
@@ -41,6 +54,45 @@ CHAT_TEMPLATE: dict[TinyFamily, str] = {
         "{{ message['content'] }}<end_of_turn>\n{% endfor %}"
         "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
     ),
+    "gemma4": (
+        "{{ bos_token }}{% for message in messages %}<|turn>{{ message['role'] }}\n"
+        "{{ message['content'] }}<turn|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    ),
+}
+
+# Fields of transformers' configuration class, besides those that all families share.
+OWN_FIELDS: dict[TinyFamily, dict[str, Any]] = {
+    "llama": {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "bos_token_id": None,
+    },
+    "gemma3": {
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 32,
+        "bos_token_id": SPECIAL_TOKENS["gemma3"].index("<bos>"),
+        "pad_token_id": SPECIAL_TOKENS["gemma3"].index("<pad>"),
+    },
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 32,
+        "bos_token_id": SPECIAL_TOKENS["gemma4"].index("<bos>"),
+        "pad_token_id": SPECIAL_TOKENS["gemma4"].index("<pad>"),
+    },
 }
 
 CORPUS = [
@@ -91,12 +143,15 @@ def make_tiny_checkpoint(
     """Write a random checkpoint into `folder` (made if missing) and return `folder`.
 
     `llama`: 4 layers, 4 heads of 16, 2 KV heads. `gemma3`: 5 layers of which the third is full
-    and the others have a window of 32 tokens, 4 heads of 32, 1 KV head. Both: hidden size 64,
-    384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of transformers'
-    configuration class, for example `num_hidden_layers=2` or `sliding_window=16`; a
-    `num_hidden_layers` for gemma3 also sets `layer_types` (every third layer full) unless that
-    is given. `shard_bytes_max` splits the weights into files of at most that size, with an
-    index. The weights depend on `seed`, `family` and the sizes only.
+    and the others have a window of 32 tokens, 4 heads of 32, 1 KV head. `gemma4`: 6 layers of
+    which every third is full, with 4 heads of 32 and 1 KV head whose projection gives the
+    values too; the others have a window of 32 tokens, 4 heads of 16, 2 KV heads; the last 2
+    share keys, and each layer has an input. All: hidden size 64, 384 tokens, 4,096 positions,
+    tied embeddings. `overrides` are fields of transformers' configuration class, for example
+    `num_hidden_layers=2` or `sliding_window=16`; a `num_hidden_layers` of a Gemma also sets
+    `layer_types` (every third layer full) unless that is given. `shard_bytes_max` splits the
+    weights into files of at most that size, with an index. The weights depend on `seed`,
+    `family` and the sizes only.
 
     Norm weights and embeddings are drawn far from their neutral values, so that a forward pass
     which forgets one of them gives clearly other logits.
@@ -127,25 +182,8 @@ def _random_model(family: TinyFamily, seed: int, overrides: dict[str, Any]) -> A
         "tie_word_embeddings": True,
         "eos_token_id": SPECIAL_TOKENS[family].index(EOS_TOKEN[family]),
     }
-    if family == "llama":
-        fields |= {
-            "num_hidden_layers": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "bos_token_id": None,
-        }
-    else:
-        fields |= {
-            "num_hidden_layers": 5,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 32,
-            "bos_token_id": SPECIAL_TOKENS[family].index("<bos>"),
-            "pad_token_id": SPECIAL_TOKENS[family].index("<pad>"),
-        }
-    fields |= overrides
-    if family == "gemma3":
+    fields |= OWN_FIELDS[family] | overrides
+    if family != "llama":
         fields.setdefault("layer_types", _every_third_full(fields["num_hidden_layers"]))
     return randomise(model_class(config_class(**fields)), seed)
 
@@ -163,7 +201,7 @@ def randomise(model: Any, seed: int) -> Any:
     with torch.no_grad():
         for weight in (*model.parameters(), *buffers):
             noise = torch.randn(weight.shape, generator=generator)
-            if weight.ndim == 1:
+            if weight.ndim <= 1:
                 weight.add_(0.2 * noise)
             else:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)

@@ -11,6 +11,7 @@ from tidegate.engine.checkpoint.config import (
     require_count,
     require_positive,
 )
+from tidegate.engine.checkpoint.families.multimodal import text_tensor_name
 from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.checkpoint.tensor_names import decoder_gguf_names, decoder_shapes
 
@@ -42,12 +43,15 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
     rope_window: Rope | None  # Of the window layers; None if there are none.
     query_scale: float  # What query times key is multiplied with before the softmax.
     embedding_scale: float  # Not rounded; Gemma's code rounds it to the weights' dtype.
+    logit_cap: float | None = None  # Logits x become cap * tanh(x / cap).
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count("intermediate_size", self.intermediate_size)
         require_positive("query_scale", self.query_scale)
         require_positive("embedding_scale", self.embedding_scale)
+        if self.logit_cap is not None:
+            require_positive("logit_cap", self.logit_cap)
         require(
             (self.rope_window is not None) == self.has_window_layers,
             "rope_window",
@@ -91,6 +95,9 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
 
     def gguf_names(self) -> dict[str, str]:
         return decoder_gguf_names(self, _GGUF_PARTS)
+
+    def canonical_name(self, stored: str) -> str | None:
+        return text_tensor_name(stored)
 
     def is_float32(self, name: str) -> bool:
         # Norms hold 1 + w, which bfloat16 would round.

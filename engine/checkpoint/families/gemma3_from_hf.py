@@ -1,4 +1,4 @@
-"""Reads the config.json of a Gemma 3 model (text)."""
+"""Reads the config.json of a Gemma 3 model: a text model, or the text part of a larger one."""
 
 from pathlib import Path
 
@@ -25,8 +25,13 @@ FULL_LAYER_INTERVAL = 6  # Where a file says nothing about its layers.
 
 
 class _Gemma3(HfFields, kw_only=True):
-    intermediate_size: int
-    num_key_value_heads: int
+    vocab_size: int = 262_208
+    hidden_size: int = 2304
+    num_hidden_layers: int = 26
+    num_attention_heads: int = 8
+    max_position_embeddings: int = 131_072
+    intermediate_size: int = 9216
+    num_key_value_heads: int = 4
     head_dim: int = 256
     hidden_activation: str = "gelu_pytorch_tanh"
     attention_bias: bool = False
@@ -45,14 +50,30 @@ class _Gemma3(HfFields, kw_only=True):
     use_bidirectional_attention: bool | None = None
 
 
+class _Multimodal(msgspec.Struct):
+    """The file of a model that sees."""
+
+    text_config: _Gemma3
+    eos_token_id: int | list[int] | None = None
+
+
 def gemma3_from_hf(path: Path, name: str, eos_ids: tuple[int, ...]) -> Gemma3Config:
     source = read_json(path, _Gemma3)
+    return _config(source, name, eos_ids or ids(source.eos_token_id))
+
+
+def multimodal_gemma3_from_hf(path: Path, name: str, eos_ids: tuple[int, ...]) -> Gemma3Config:
+    whole = read_json(path, _Multimodal)
+    own = ids(whole.eos_token_id) or ids(whole.text_config.eos_token_id)
+    return _config(whole.text_config, name, eos_ids or own)
+
+
+def _config(source: _Gemma3, name: str, eos_ids: tuple[int, ...]) -> Gemma3Config:
     source.check()
     only("quantization_config", source.quantization_config, None)
     only("attention_bias", source.attention_bias, False)
     only("hidden_activation", source.hidden_activation, "gelu_pytorch_tanh")
     only("attn_logit_softcapping", source.attn_logit_softcapping, None)
-    only("final_logit_softcapping", source.final_logit_softcapping, None)
     only("use_bidirectional_attention", bool(source.use_bidirectional_attention), False)
     within("head_dim", source.head_dim, COUNT_MAX)
     layer_is_window = _layers(source)
@@ -87,7 +108,8 @@ def gemma3_from_hf(path: Path, name: str, eos_ids: tuple[int, ...]) -> Gemma3Con
         tie_embeddings=source.tie_word_embeddings,
         context=source.max_position_embeddings,
         bos_id=source.bos_token_id,
-        eos_ids=eos_ids or ids(source.eos_token_id),
+        eos_ids=eos_ids,
+        logit_cap=source.final_logit_softcapping,
     )
 
 

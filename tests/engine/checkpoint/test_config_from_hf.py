@@ -213,6 +213,44 @@ def test_gemma3_scales_the_rotation_of_its_full_layers_only(
     assert config.rope_window == Rope(theta=1e4, size=32)
 
 
+def test_gemma3_that_sees_leaves_most_to_the_defaults(
+    tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
+) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    content = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": text,
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = gemma3_of(tmp_path, content)
+    assert config.attention == AttentionShape(
+        head_count=8, kv_head_count=4, key_size=256, value_size=256
+    )
+    assert config.rope == Rope(theta=1e6, size=256, scaling=LinearScaling(8.0))
+    assert config.rope_window == Rope(theta=1e4, size=256)
+    assert (config.vocab_size, config.context, config.window) == (262_208, 131_072, 1024)
+    assert config.layer_is_window[:7] == (*[True] * 5, False, True)
+    assert config.eos_ids == (1, 106)
+    assert (config.query_scale, config.logit_cap) == (1 / 16, None)
+    expected: dict[str, str | None] = {
+        "language_model.model.norm.weight": "model.norm.weight",
+        "language_model.lm_head.weight": "lm_head.weight",
+        "model.language_model.norm.weight": "model.norm.weight",
+        "vision_tower.vision_model.post_layernorm.weight": None,
+        "multi_modal_projector.mm_soft_emb_norm.weight": None,
+    }
+    assert {name: config.canonical_name(name) for name in expected} == expected
+    assert gemma3_of(tmp_path, tiny["gemma3"] | {"final_logit_softcapping": 30}).logit_cap == 30
+
+
 def test_gemma3_without_window_layers_has_no_window(
     tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
 ) -> None:
@@ -232,7 +270,7 @@ def test_generation_config_overrules_the_end_tokens(
 def test_an_unknown_architecture_is_refused_with_the_known_ones(
     tmp_path: Path, tiny: dict[TinyFamily, dict[str, Any]]
 ) -> None:
-    for architectures in (["Gemma3ForConditionalGeneration"], [], None):
+    for architectures in (["Gemma3ForSequenceClassification"], [], None):
         content = tiny["gemma3"] | {"architectures": architectures}
         with pytest.raises(CheckpointError) as caught:
             config_of(tmp_path, content)
@@ -287,7 +325,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
         ("gemma3", "attention_bias", True, "attention_bias is true"),
         ("gemma3", "hidden_activation", "silu", 'hidden_activation is "silu"'),
         ("gemma3", "attn_logit_softcapping", 50.0, "attn_logit_softcapping is 50.0"),
-        ("gemma3", "final_logit_softcapping", 30.0, "final_logit_softcapping is 30.0"),
+        ("gemma3", "final_logit_softcapping", 0.0, "logit_cap is 0.0"),
         ("gemma3", "use_bidirectional_attention", True, "use_bidirectional_attention is true"),
         ("gemma3", "layer_types", ["chunked_attention"] * 5, "layer_types has chunked"),
         ("gemma3", "layer_types", ["full_attention"], "layer_is_window is 1 entries"),

@@ -33,6 +33,9 @@ def with_layers(family: Family, *layer_is_window: bool) -> ModelConfig:
         changes["layer_has_rope"] = (True,) * len(layer_is_window)
     else:
         changes["rope_window"] = Rope(theta=1000.0, size=16) if has_window else None
+    if family == "gemma4":
+        heads = tiny_config(family).attention_of(0)
+        changes["attention"] = (heads,) * len(layer_is_window)
     return msgspec.structs.replace(
         tiny_config(family),
         layer_count=len(layer_is_window),

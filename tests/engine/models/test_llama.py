@@ -50,6 +50,8 @@ def case(config: Callable[..., Any], page_tokens: int, name: str, **fields: Any)
 
 
 CASES = [
+    case(LlamaConfig, 1, "Llama: pages of one token, equal heads", num_key_value_heads=4),
+    case(LlamaConfig, 16, "Llama: one key head", num_key_value_heads=1),
     case(LlamaConfig, 4, "Llama 3: scaled rotation", rope_parameters=LLAMA3),
     case(LlamaConfig, 8, "Llama: biases everywhere", attention_bias=True, mlp_bias=True),
     case(
