@@ -15,6 +15,7 @@ from tidegate.engine.checkpoint.families.gemma4_from_hf import (
     gemma4_from_hf,
     multimodal_gemma4_from_hf,
 )
+from tidegate.engine.checkpoint.families.gpt_oss_from_hf import gpt_oss_from_hf
 from tidegate.engine.checkpoint.families.llama_from_hf import (
     llama_from_hf,
     mistral_from_hf,
@@ -39,6 +40,7 @@ ARCHITECTURES: dict[str, tuple[Family, Read]] = {
     "Gemma3ForConditionalGeneration": ("gemma3", multimodal_gemma3_from_hf),
     "Gemma4ForCausalLM": ("gemma4", gemma4_from_hf),
     "Gemma4ForConditionalGeneration": ("gemma4", multimodal_gemma4_from_hf),
+    "GptOssForCausalLM": ("gpt_oss", gpt_oss_from_hf),
 }
 
 

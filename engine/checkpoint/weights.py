@@ -13,6 +13,7 @@ from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
 from tidegate.engine.checkpoint.gguf_header import GgufTensor
 from tidegate.engine.checkpoint.hf_checkpoint import HfCheckpoint
+from tidegate.engine.checkpoint.mxfp4 import BLOCKS_SUFFIX, SCALES_SUFFIX, PackedExperts
 from tidegate.engine.checkpoint.registry import Checkpoint
 from tidegate.engine.checkpoint.tensor_names import HEAD
 
@@ -145,14 +146,19 @@ class _SafetensorsSource:
                 if name in self.place_of:
                     raise CheckpointError(f"{path}: tensor {stored} is in another file too")
                 self.place_of[name] = (file, stored)
+        self.packed = {experts.name: experts for experts in self._take_packed()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
+        plain = {
             name: tuple(file.get_slice(stored).get_shape())
             for name, (file, stored) in self.place_of.items()
         }
+        return plain | {name: experts.shape for name, experts in self.packed.items()}
 
     def fill(self, name: str, weight: torch.Tensor) -> None:
+        if name in self.packed:
+            self.packed[name].fill(weight, PIECE_ELEMENTS_MAX)
+            return
         file, stored_name = self.place_of[name]
         stored: torch.Tensor = file.get_tensor(stored_name)
         if stored.dtype not in FLOAT_DTYPES:
@@ -164,6 +170,15 @@ class _SafetensorsSource:
         offset = self.config.stored_offset(name)
         if offset != 0:
             weight.add_(offset)
+
+    def _take_packed(self) -> Iterator[PackedExperts]:
+        """Take out the pairs of tensors that are experts' matrices in MXFP4."""
+        for blocks in [name for name in self.place_of if name.endswith(BLOCKS_SUFFIX)]:
+            name = blocks.removesuffix(BLOCKS_SUFFIX)
+            if name + SCALES_SUFFIX in self.place_of:
+                places = (self.place_of.pop(blocks), self.place_of.pop(name + SCALES_SUFFIX))
+                slices = (file.get_slice(stored) for file, stored in places)
+                yield PackedExperts(self.path, name, *slices)
 
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = name == HEAD and self.config.tie_embeddings

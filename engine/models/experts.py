@@ -6,7 +6,7 @@
    of the experts' numbers: so a token's sum does not depend on the other tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -17,19 +17,20 @@ Gate = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Experts:
-    """`gate_up` holds for each expert a weight [2 * inner, hidden], `down` one of [hidden,
-    inner]. Biases, if there are any, are [2 * inner] and [hidden] for each.
+    """`gate_up` gives for each expert a weight [2 * inner, hidden], `down` one of [hidden,
+    inner]. Biases, if there are any, are [2 * inner] and [hidden] for each. One expert's are
+    taken at a time, so they may be made as they are asked for.
     """
 
     def __init__(
         self,
-        gate_up: Sequence[torch.Tensor],
-        down: Sequence[torch.Tensor],
+        gate_up: Iterable[torch.Tensor],
+        down: Iterable[torch.Tensor],
         gate: Gate,
         place: Place,
         *,
-        gate_up_bias: Sequence[torch.Tensor] | None = None,
-        down_bias: Sequence[torch.Tensor] | None = None,
+        gate_up_bias: Iterable[torch.Tensor] | None = None,
+        down_bias: Iterable[torch.Tensor] | None = None,
     ) -> None:
         self._gate_up = _linears(gate_up, gate_up_bias, place)
         self._down = _linears(down, down_bias, place)
@@ -63,7 +64,7 @@ class Experts:
 
 
 def _linears(
-    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None, place: Place
+    weights: Iterable[torch.Tensor], biases: Iterable[torch.Tensor] | None, place: Place
 ) -> list[Linear]:
     if biases is None:
         return [Linear([weight], place) for weight in weights]

@@ -99,6 +99,13 @@ FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
             ),
         ),
     ),
+    "gpt_oss": FamilyLayout(
+        hybrid_layout,
+        swa_only_transfer=True,
+        # Sinks are weights: they are the same at every position, and no step leaves any.
+        reason=f"{WINDOW_ALONE}; sinks are weights",
+        groups=_FULL_AND_WINDOW,
+    ),
     "llama": FamilyLayout(
         hybrid_layout,
         swa_only_transfer=True,

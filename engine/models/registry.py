@@ -8,9 +8,11 @@ from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
+from tidegate.engine.checkpoint.families.gpt_oss import GptOssConfig
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.models.gemma3 import Gemma3
 from tidegate.engine.models.gemma4 import Gemma4
+from tidegate.engine.models.gpt_oss import GptOss
 from tidegate.engine.models.layouts import layout_for as layout_for
 from tidegate.engine.models.llama import Llama
 from tidegate.engine.models.parts import Weights
@@ -40,6 +42,8 @@ def build_model(
             return Gemma3(config, weights, place, kind)
         case Gemma4Config():
             return Gemma4(config, weights, place, kind)
+        case GptOssConfig():
+            return GptOss(config, weights, place, kind)
         case LlamaConfig():
             return Llama(config, weights, place, kind)
         case _:

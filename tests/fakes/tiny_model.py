@@ -7,6 +7,7 @@ import torch
 from tidegate.engine.checkpoint.config import AttentionShape, Family, ModelConfig
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
+from tidegate.engine.checkpoint.families.gpt_oss import GptOssConfig, GptOssExperts
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.models.registry import Model, build_model
@@ -23,7 +24,6 @@ def tiny_config(family: Family) -> ModelConfig:
         "name": f"tiny-{family}",
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
-        "intermediate_size": 64,
         "layer_count": 3,
         "attention": heads,
         "norm_eps": 1e-6,
@@ -33,6 +33,17 @@ def tiny_config(family: Family) -> ModelConfig:
         "bos_id": None,
         "eos_ids": (EOS_ID,),
     }
+    if family == "gpt_oss":
+        return GptOssConfig(
+            **common,
+            experts=GptOssExperts(
+                count=4, per_token=2, width=16, swiglu_alpha=1.702, swiglu_limit=7.0
+            ),
+            has_attention_bias=True,
+            window=WINDOW,
+            layer_is_window=(True, False, True),
+        )
+    common["intermediate_size"] = 64
     if family == "llama":
         return LlamaConfig(
             **common,

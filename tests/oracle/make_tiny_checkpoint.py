@@ -15,11 +15,13 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-TinyFamily = Literal["llama", "gemma3", "gemma4"]
+TinyFamily = Literal["llama", "gemma3", "gemma4", "gpt_oss"]
 
 VOCAB_SIZE = 384
 
@@ -28,12 +30,22 @@ SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
     "llama": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "gemma3": ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
     "gemma4": ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"],
+    "gpt_oss": [
+        *("<|startoftext|>", "<|endoftext|>", "<|return|>"),
+        *("<|start|>", "<|message|>", "<|end|>"),
+    ],
 }
-BOS_TOKEN: dict[TinyFamily, str | None] = {"llama": None, "gemma3": "<bos>", "gemma4": "<bos>"}
+BOS_TOKEN: dict[TinyFamily, str | None] = {
+    "llama": None,
+    "gemma3": "<bos>",
+    "gemma4": "<bos>",
+    "gpt_oss": None,
+}
 EOS_TOKEN: dict[TinyFamily, str] = {
     "llama": "<|im_end|>",
     "gemma3": "<eos>",
     "gemma4": "<eos>",
+    "gpt_oss": "<|return|>",
 }
 
 # Typed loosely: the fields go in by name, from a dict that tests may extend.
@@ -41,6 +53,7 @@ TRANSFORMERS_CLASSES: dict[TinyFamily, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
 
 CHAT_TEMPLATE: dict[TinyFamily, str] = {
@@ -58,6 +71,11 @@ CHAT_TEMPLATE: dict[TinyFamily, str] = {
         "{{ bos_token }}{% for message in messages %}<|turn>{{ message['role'] }}\n"
         "{{ message['content'] }}<turn|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    ),
+    "gpt_oss": (
+        "{% for message in messages %}<|start|>{{ message['role'] }}<|message|>"
+        "{{ message['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
     ),
 }
 
@@ -92,6 +110,16 @@ OWN_FIELDS: dict[TinyFamily, dict[str, Any]] = {
         "sliding_window": 32,
         "bos_token_id": SPECIAL_TOKENS["gemma4"].index("<bos>"),
         "pad_token_id": SPECIAL_TOKENS["gemma4"].index("<pad>"),
+    },
+    "gpt_oss": {
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 32,
+        "bos_token_id": None,
     },
 }
 
@@ -146,12 +174,13 @@ def make_tiny_checkpoint(
     and the others have a window of 32 tokens, 4 heads of 32, 1 KV head. `gemma4`: 6 layers of
     which every third is full, with 4 heads of 32 and 1 KV head whose projection gives the
     values too; the others have a window of 32 tokens, 4 heads of 16, 2 KV heads; the last 2
-    share keys, and each layer has an input. All: hidden size 64, 384 tokens, 4,096 positions,
-    tied embeddings. `overrides` are fields of transformers' configuration class, for example
-    `num_hidden_layers=2` or `sliding_window=16`; a `num_hidden_layers` of a Gemma also sets
-    `layer_types` (every third layer full) unless that is given. `shard_bytes_max` splits the
-    weights into files of at most that size, with an index. The weights depend on `seed`,
-    `family` and the sizes only.
+    share keys, and each layer has an input. `gpt_oss`: 4 layers, the first and the third with a
+    window of 32 tokens, 4 heads of 16, 2 KV heads, 2 of 8 experts for each token. All: hidden
+    size 64, 384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of
+    transformers' configuration class, for example `num_hidden_layers=2` or `sliding_window=16`;
+    a `num_hidden_layers` of a Gemma also sets `layer_types` (every third layer full) unless
+    that is given. `shard_bytes_max` splits the weights into files of at most that size, with an
+    index. The weights depend on `seed`, `family` and the sizes only.
 
     Norm weights and embeddings are drawn far from their neutral values, so that a forward pass
     which forgets one of them gives clearly other logits.
@@ -183,7 +212,7 @@ def _random_model(family: TinyFamily, seed: int, overrides: dict[str, Any]) -> A
         "eos_token_id": SPECIAL_TOKENS[family].index(EOS_TOKEN[family]),
     }
     fields |= OWN_FIELDS[family] | overrides
-    if family != "llama":
+    if family in ("gemma3", "gemma4"):
         fields.setdefault("layer_types", _every_third_full(fields["num_hidden_layers"]))
     return randomise(model_class(config_class(**fields)), seed)
 

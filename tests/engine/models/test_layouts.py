@@ -31,7 +31,7 @@ def with_layers(family: Family, *layer_is_window: bool) -> ModelConfig:
     changes: dict[str, Any] = {"window": WINDOW if has_window else None}
     if family == "llama":
         changes["layer_has_rope"] = (True,) * len(layer_is_window)
-    else:
+    elif family in ("gemma3", "gemma4"):
         changes["rope_window"] = Rope(theta=1000.0, size=16) if has_window else None
     if family == "gemma4":
         heads = tiny_config(family).attention_of(0)
