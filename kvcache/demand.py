@@ -207,8 +207,11 @@ def _rolling(group: Group, end: Tokens, ahead: Tokens) -> Demand:
         floor = residencies[min(end, len(residencies)) - 1]
     else:
         floor = min(group.pages(end), longest_residency(reach, page_tokens, Tokens(1)))
-    fast = longest_residency(reach, page_tokens, Tokens(max(1, ahead)))
-    return Demand(floor, Pages(min(group.pages(end), fast)))
+    target = group.pages(end)
+    if ahead < end:
+        fast = longest_residency(reach, page_tokens, Tokens(max(1, ahead)))
+        target = Pages(min(target, fast))
+    return Demand(floor, target)
 
 
 _NO_PACE = Pace(chunk=Tokens(1), chunks_in_flight=1, ahead=Tokens(1))

@@ -80,7 +80,7 @@ def test_the_decode_floor_is_what_some_query_up_to_the_end_needs(
 
 @given(GROUPS, LENGTHS)
 def test_a_hand_off_moves_what_the_next_query_reads(group: Group, size: Lengths) -> None:
-    start = first_read(group.reach, size.prompt)
+    start = first_read(group, size.prompt)
     moved = pages_between(group, start, size.prompt)
     assert demand(group, Phase.HANDOFF, size, NO_PACE, whole_prompt=False) == Demand(
         Pages(moved), Pages(moved)
@@ -140,8 +140,7 @@ def test_pages_stay_for_the_hand_off_only_without_the_flag_and_where_there_is_on
 def most(group: Group, end: int, ahead: int) -> int:
     """The most pages for what a query reads and the positions up to `ahead` from it on."""
     return max(
-        pages_between(group, first_read(group.reach, n), min(end, n + ahead))
-        for n in range(end)
+        pages_between(group, first_read(group, n), min(end, n + ahead)) for n in range(end)
     )
 
 

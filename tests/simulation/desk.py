@@ -55,7 +55,7 @@ from tidegate.scheduler.events import (
 from tidegate.scheduler.settings import CoreSettings
 from tidegate.scheduler.waits import Explainer
 
-CONTEXT = 100_000
+CONTEXT = 1_000_000
 ASKED_COUNT = 4  # Requests that are asked after each plan what they wait for.
 
 

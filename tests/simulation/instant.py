@@ -24,10 +24,14 @@ class InstantFleet:
         settings: CoreSettings,
         *,
         row_count: int = 4,
+        steps_max: int = 1,
+        trace: Callable[[object], None] | None = None,
         checks: bool = True,
     ) -> None:
+        """`steps_max` is how many tokens of a row come in one answer, at most; `trace` is
+        called with each event and command."""
         self.scripts: dict[int, Script] = {}
-        self.desk = Desk(settings, self.scripts, checks=checks)
+        self.desk = Desk(settings, self.scripts, trace, checks=checks)
         self.workers: dict[WorkerId, FakeWorker] = {}
         self.after_report: Callable[[], None] = lambda: None  # Called after each answer.
         memories: dict[PoolKey, Memory] = {}
@@ -41,21 +45,36 @@ class InstantFleet:
                 Incarnation(index + 1),
                 memories,
                 self.scripts,
+                steps_max=steps_max,
             )
             self.workers[worker.worker] = worker
             self.desk.join(worker, 0)
         self.settle()
 
-    def run(self, prompt_tokens: int, max_tokens: int | None) -> FinishRequest | RefuseRequest:
-        """Submit one request and run until nothing is left to do; returns its last answer."""
-        script = Script(len(self.scripts), prompt_tokens, max_tokens)
-        self.scripts[script.number] = script
-        self.desk.submit(script, "client", 0)
+    def run(
+        self, prompt_tokens: int, max_tokens: int | None, shared_tokens: int = 0
+    ) -> FinishRequest | RefuseRequest:
+        """Submit one request and run until nothing is left to do; returns its last answer.
+
+        So many tokens its prompt has in common with that of every other that shares some.
+        """
+        script = self.submit(prompt_tokens, max_tokens, shared_tokens)
         self.settle()
         answer = self.desk.judge.streams[script.request_id].answer
         if answer is None or not self.desk.core.is_idle:
             raise SimulationError(f"{script} does not come to an end")
         return answer
+
+    def submit(
+        self, prompt_tokens: int, max_tokens: int | None, shared_tokens: int = 0
+    ) -> Script:
+        """It arrives; `settle` runs it."""
+        script = Script(
+            len(self.scripts), prompt_tokens, max_tokens, shared_tokens=shared_tokens
+        )
+        self.scripts[script.number] = script
+        self.desk.submit(script, "client", 0)
+        return script
 
     def lose(self, worker: WorkerId) -> None:
         """The worker is gone for good, with all that it was sent."""

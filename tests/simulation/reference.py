@@ -10,23 +10,59 @@ from tidegate.kvcache.layout import All, Group, Layout, Reach, Tail, Window
 Pools = tuple[Role, Layout, Sequence[int]]
 
 
-@lru_cache(maxsize=200_000)
-def first_read(reach: Reach, position: int) -> int:
-    """The lowest position that the query at `position` reads."""
+def reads(reach: Reach, query: int, position: int) -> bool:
+    """Does the query read this position, which is not above it?"""
     match reach:
         case All():
-            return 0
+            return True
         case Window(tokens=window):
-            return next(p for p in range(position + 1) if position - p < window)
+            return query - position < window
         case Tail(ratio=ratio, overlap=overlap):
-            closed = [p for p in range(0, position + 1) if p % ratio == 0]
-            return closed[max(0, len(closed) - 1 - overlap)]
+            return query // ratio - position // ratio <= overlap
 
 
-@lru_cache(maxsize=200_000)
-def pages_of_query(group: Group, query: int) -> int:
-    """How many pages hold what this query reads, its own position included."""
-    return pages_between(group, first_read(group.reach, query), query + 1)
+class Walk:
+    """A row that goes from position to position, and drops what no later query reads."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._first_reads: list[int] = []  # Of each query, the lowest position that it reads.
+        self._most = [0]
+        self._held: dict[int, int] = {}  # How many positions are held in each page.
+
+    def first_read(self, query: int) -> int:
+        """The lowest position that the query reads."""
+        self._go_on(query + 1)
+        return self._first_reads[query]
+
+    def most(self, end: int) -> int:
+        """The most pages that some query below `end` needs, its own position included."""
+        self._go_on(end)
+        return self._most[end]
+
+    def _go_on(self, end: int) -> None:
+        reach, page_tokens, held = self._group.reach, self._group.page_tokens, self._held
+        low = self._first_reads[-1] if self._first_reads else 0
+        for query in range(len(self._first_reads), end):
+            held[query // page_tokens] = held.get(query // page_tokens, 0) + 1
+            while not reads(reach, query, low):
+                page = low // page_tokens
+                held[page] -= 1
+                if not held[page]:
+                    del held[page]
+                low += 1
+            self._first_reads.append(low)
+            self._most.append(max(self._most[-1], len(held)))
+
+
+@lru_cache(maxsize=4096)
+def walk_of(group: Group) -> Walk:
+    return Walk(group)
+
+
+def first_read(group: Group, position: int) -> int:
+    """The lowest position that the query at `position` reads."""
+    return walk_of(group).first_read(position)
 
 
 def pages_between(group: Group, start: int, end: int) -> int:
@@ -36,12 +72,17 @@ def pages_between(group: Group, start: int, end: int) -> int:
 
 def pages_to_reach(group: Group, end: int) -> int:
     """The most pages that some query in [0, end) needs, if old ones are given back."""
-    return max(pages_of_query(group, query) for query in range(end))
+    return walk_of(group).most(end)
+
+
+def pages_of_all(group: Group, end: int) -> int:
+    """Pages for [0, end), if none is given back."""
+    return walk_of(Group("", All(), group.page_tokens, ())).most(end)
 
 
 def source_needs(layout: Layout, prompt: int) -> list[int]:
     return [
-        pages_between(group, 0, prompt)
+        pages_of_all(group, prompt)
         if layout.swa_only_transfer is False and isinstance(group.reach, Window)
         else pages_to_reach(group, prompt)
         for group in layout.groups
