@@ -12,12 +12,15 @@ from math import lcm
 import torch
 
 from fakes.paged_rows import Feed, PagedRow, PagedRows, moved_pages, needed_pages
-from fakes.tiny_family import FamilyModels, assert_close, is_close
+from fakes.tiny_family import FamilyModels, assert_close, is_close, logits_of
 from tidegate.kvcache.layout import Layout, Tokens
 
 DECODE_WINDOWS = 3
 DECODE_STEPS_MIN, DECODE_STEPS_MAX = 24, 96
 STEPS_WITHOUT_WINDOW = 4  # Decode steps where all layers read everything.
+# Of our error in bfloat16, as a multiple of the reference's: root mean squares. Where experts
+# are chosen, near ties go either way.
+BFLOAT16_ERROR_MAX = 2.5
 NEAR = (-2, -1, 0, 1)  # From the first length past an edge: two on each side of it.
 
 
@@ -215,6 +218,41 @@ def check_resume(family: FamilyModels) -> None:
         for text, first, second in zip(texts, prefilled, decoded, strict=True):
             found = torch.cat([first, second])
             assert_close(found, family.expected(text), f"resumed at {len(text) - steps}")
+
+
+def check_bfloat16(family: FamilyModels) -> None:
+    """Of models in bfloat16: about as near to float32 as the reference is, at each position, in
+    chunks and after a hand-off.
+
+    A hand-off moves bits, so it changes nothing where the same launches give the same bits.
+    """
+    length, steps = 2 * reach(family.layout) + 30, 10
+    texts = [family.tokens(length + steps, 70 + n) for n in range(4)]
+    prompts = [text[:length] for text in texts]
+    outcomes: list[torch.Tensor] = []
+    for is_handed_over in (False, True):
+        rows = family.pool(22)
+        active = [rows.start() for _ in texts]
+        prefilled = feed_in_chunks(rows, active, prompts, random.Random(23))
+        if is_handed_over:
+            source, rows = rows, family.pool(24)
+            active = [rows.hand_off(row, source) for row in active]
+        decoded = decode(rows, active, texts, steps)
+        outcomes.append(torch.cat([*prefilled, *decoded]))
+    reference = family.bfloat16_reference()
+
+    def in_order(texts_logits: list[torch.Tensor]) -> torch.Tensor:
+        firsts = [logits[:length] for logits in texts_logits]
+        return torch.cat([*firsts, *(logits[length:] for logits in texts_logits)])
+
+    wanted = in_order([family.expected(text) for text in texts])
+    rounded = in_order([logits_of(reference, text) for text in texts])
+    *errors, usual = (
+        (found - wanted).square().mean().sqrt().item() for found in (*outcomes, rounded)
+    )
+    assert max(errors) <= BFLOAT16_ERROR_MAX * usual, (errors, usual)
+    if family.device == "cpu":
+        assert torch.equal(*outcomes), "a hand-off changed the logits"
 
 
 CHECKS: tuple[Callable[[FamilyModels], None], ...] = (

@@ -5,6 +5,7 @@ The reference is transformers' own model in float32, with the same weights.
 
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from tidegate.engine.checkpoint.registry import open_checkpoint
 from tidegate.engine.checkpoint.weights import load_weights
 from tidegate.engine.models.registry import Model, build_model, layout_for
 from tidegate.kvcache.layout import Layout
+from tidegate.kvcache.page_store import TORCH_DTYPES
 
 DIFFERENCE_MAX = 2e-4  # Of a logit, from the reference's, in float32.
 PAGE_COUNT = 3000
@@ -53,12 +55,13 @@ class FamilyModels:
     model: Model
     layout: Layout
     reference: Any
+    device: str
     _expected: dict[tuple[int, ...], torch.Tensor] = field(
         default_factory=dict[tuple[int, ...], torch.Tensor]
     )
 
     def pool(self, seed: int) -> PagedRows:
-        return PagedRows(self.model, self.layout, PAGE_COUNT, seed=seed)
+        return PagedRows(self.model, self.layout, PAGE_COUNT, self.device, seed)
 
     def tokens(self, count: int, seed: int) -> list[int]:
         return random.Random(seed).choices(range(self.config.vocab_size), k=count)
@@ -67,19 +70,27 @@ class FamilyModels:
         """The reference's logits [tokens, vocabulary], of one pass without a cache."""
         key = tuple(tokens)
         if key not in self._expected:
-            # Naming all rows, which changes nothing, keeps transformers from a short cut for
-            # layers that share keys; it fails where these have no inputs of their own.
-            kept = torch.arange(len(key))
-            with torch.no_grad():
-                result = self.reference(
-                    torch.tensor([key]), use_cache=False, logits_to_keep=kept
-                )
-            self._expected[key] = result.logits[0]
+            self._expected[key] = logits_of(self.reference, key)
         return self._expected[key]
+
+    def bfloat16_reference(self) -> Any:
+        """The reference with its weights and its arithmetic in bfloat16."""
+        return deepcopy(self.reference).to(torch.bfloat16)
 
     def with_forced_flag(self) -> "FamilyModels":
         """The same when an operator sets `swa_only_transfer` to false."""
         return replace(self, layout=self.layout.with_forced_flag(False))
+
+
+def logits_of(reference: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of a model of transformers, in float32."""
+    # Naming all rows, which changes nothing, keeps transformers from a short cut for layers
+    # that share keys; it fails where these have no inputs of their own.
+    kept = torch.arange(len(tokens))
+    with torch.no_grad():
+        result = reference(torch.tensor([tokens]), use_cache=False, logits_to_keep=kept)
+    logits: torch.Tensor = result.logits[0].float()
+    return logits
 
 
 def is_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -94,8 +105,11 @@ def assert_close(logits: torch.Tensor, expected: torch.Tensor, what: object) -> 
 
 
 @cache
-def load(case: TinyCase) -> FamilyModels:
-    """The case's models: transformers writes the folder, in several files, and we read it."""
+def load(case: TinyCase, dtype: str = "float32", device: str = "cpu") -> FamilyModels:
+    """The case's models: transformers writes the folder, in several files, and we read it.
+
+    Ours is in `dtype` on `device`; the reference is in float32 on the CPU.
+    """
     auto_model: Any = AutoModelForCausalLM  # Its own types are partial.
     reference = auto_model.from_config(
         case.config(), attn_implementation="eager", experts_implementation="eager"
@@ -107,8 +121,8 @@ def load(case: TinyCase) -> FamilyModels:
         reference.save_pretrained(folder, max_shard_size=byte_count // SHARD_COUNT_MIN)
         assert (folder / INDEX_FILE).exists()
         checkpoint = open_checkpoint(name)
-        weights = load_weights(checkpoint, torch.float32)
-        model = build_model(checkpoint.config, weights, "cpu", "float32")
+        weights = load_weights(checkpoint, TORCH_DTYPES[dtype])
+        model = build_model(checkpoint.config, weights, device, dtype)
         assert not weights, f"weights that the model did not take: {list(weights)}"
-        layout = layout_for(checkpoint.config, case.page_tokens, "float32")
-        return FamilyModels(checkpoint.config, model, layout, reference.eval())
+        layout = layout_for(checkpoint.config, case.page_tokens, dtype)
+        return FamilyModels(checkpoint.config, model, layout, reference.eval(), device)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import Gemma4AudioConfig, Gemma4Config, Gemma4TextConfig, Gemma4VisionConfig
 
-from fakes.family_checks import CHECKS
+from fakes.family_checks import CHECKS, check_bfloat16
 from fakes.tiny_family import FamilyModels, TinyCase, load
 
 KINDS = {"w": "sliding_attention", "f": "full_attention"}
@@ -122,3 +122,14 @@ def test_the_family_is_as_its_layout_says(
     case: TinyCase, check: Callable[[FamilyModels], None]
 ) -> None:
     check(load(case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bfloat16_stays_near_float32(case: TinyCase) -> None:
+    check_bfloat16(load(case, "bfloat16"))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_gpu_stays_near_float32_in_bfloat16(case: TinyCase) -> None:
+    check_bfloat16(load(case, "bfloat16", "cuda"))
