@@ -22,8 +22,11 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *option("--chunk-tokens", core.chunk_tokens or "none"),
         *option("--default-max-tokens", core.default_max_tokens),
         *option("--queue-timeout", core.queue_timeout_us / 1e6),
+        *option("--stall-timeout", core.stall_timeout_us / 1e6),
+        *option("--fence-timeout", core.fence_timeout_us / 1e6),
         *(("--poison-freed-pages",) if core.poison_freed_pages else ()),
         *(() if core.prefix_cache else ("--no-prefix-cache",)),
+        *option("--fence-fd", settings.fence_fd),
         *option("--log", settings.log),
     )
 

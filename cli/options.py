@@ -19,6 +19,8 @@ DEFAULT_PAGE_TOKENS = 16
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_RUNNING_COUNT = 32
 DEFAULT_MAX_TOKENS = 1024
+DEFAULT_STALL_TIMEOUT_S = 120.0
+DEFAULT_FENCE_TIMEOUT_S = 30.0
 DEFAULT_QUEUE_TIMEOUT_S = 600.0
 
 # argparse has no public names for these two.
@@ -166,6 +168,23 @@ def add_scheduling(parser: Target) -> None:
         f"(default {DEFAULT_QUEUE_TIMEOUT_S:g})",
     )
     parser.add_argument(
+        "--stall-timeout",
+        type=values.seconds,
+        metavar="SECONDS",
+        default=DEFAULT_STALL_TIMEOUT_S,
+        help="how long a worker may owe an answer before its requests begin anew elsewhere, or "
+        "end; longer than the longest launch takes, so mind it with --chunk-tokens none "
+        f"(default {DEFAULT_STALL_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--fence-timeout",
+        type=values.seconds,
+        metavar="SECONDS",
+        default=DEFAULT_FENCE_TIMEOUT_S,
+        help="how much longer until such a worker is closed for good; serve then kills its "
+        f"process and starts it again (default {DEFAULT_FENCE_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
         "--prefix-cache",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -208,3 +227,8 @@ def add_log(parser: Target) -> None:
 def add_lifeline(parser: Parser) -> None:
     """Handed down by the supervisor, and of no use to people."""
     parser.add_argument("--lifeline-fd", type=values.descriptor, help=argparse.SUPPRESS)
+
+
+def add_fence(parser: Parser) -> None:
+    """Handed down by the supervisor, and of no use to people."""
+    parser.add_argument("--fence-fd", type=values.descriptor, help=argparse.SUPPRESS)

@@ -6,6 +6,7 @@ from tidegate.cli.options import (
     Subparsers,
     add_chunk,
     add_command,
+    add_fence,
     add_lifeline,
     add_log,
     add_scheduling,
@@ -32,6 +33,7 @@ def add(subparsers: Subparsers) -> None:
     add_scheduling(parser)
     add_log(parser)
     add_lifeline(parser)
+    add_fence(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,16 +8,19 @@
 """
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from tidegate.cli.child_commands import proxy_command, scheduler_command, worker_command
 from tidegate.cli.children import ChildSpec, StopStage
+from tidegate.cli.fencing import Fencing
 from tidegate.cli.http_listener import open_listener, url_of
 from tidegate.cli.paths import WORKER_SOCKET
 from tidegate.cli.pool_checks import check_model
@@ -75,8 +78,15 @@ def run_server(arguments: argparse.Namespace) -> int:
                 client_endpoint=client_endpoint,
             )
             kept = (folder.lock,)  # Held as long as any of them lives.
+            fence_read, fence_write = os.pipe()
+            scheduler = msgspec.structs.replace(scheduler, fence_fd=fence_write)
             specs = [
-                _spec("scheduler", StopStage.LAST, scheduler_command(scheduler), kept),
+                _spec(
+                    "scheduler",
+                    StopStage.LAST,
+                    scheduler_command(scheduler),
+                    (*kept, fence_write),
+                ),
                 *(
                     _spec(
                         f"{each.role.value} worker",
@@ -93,7 +103,7 @@ def run_server(arguments: argparse.Namespace) -> int:
                     (*kept, listener.fileno()),
                 ),
             ]
-            return _run(specs, served, listener, log)
+            return _run(specs, served, listener, log, fence_read)
 
 
 def _option_values(arguments: argparse.Namespace) -> dict[str, LogValue]:
@@ -131,12 +141,22 @@ def _spec(
     )
 
 
-def _run(specs: Sequence[ChildSpec], served: Served, listener: socket.socket, log: Log) -> int:
+def _run(
+    specs: Sequence[ChildSpec],
+    served: Served,
+    listener: socket.socket,
+    log: Log,
+    fence_fd: int,
+) -> int:
     host, port = listener.getsockname()[:2]
 
     def say(text: str) -> None:
         log.info(LogEvent.PROCESS_STOPPING, reason=text)
         _say(text)
+
+    def restarted(spec: ChildSpec) -> None:
+        log.warning(LogEvent.PROCESS_RESTARTED, worker=spec.name)
+        _say(f"the {spec.name} made no progress: it was killed, and is started again")
 
     async def announce() -> None:
         # The proxy has its own copy now: when it is gone, nobody listens.
@@ -147,7 +167,7 @@ def _run(specs: Sequence[ChildSpec], served: Served, listener: socket.socket, lo
 
     log.info(LogEvent.PROCESS_STARTED, model=served.model, url=served.url)
     _say(f"starting {', '.join(spec.name for spec in specs)} for {served.model}")
-    status = trio.run(partial(supervise, specs, announce, say))
+    status = trio.run(partial(supervise, specs, announce, say, Fencing(fence_fd, restarted)))
     log.info(LogEvent.PROCESS_STOPPED, status=status)
     return status
 

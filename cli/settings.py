@@ -17,6 +17,7 @@ from tidegate.ipc.protocol import Role, WorkerId
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.process import SchedulerSettings
 from tidegate.scheduler.settings import CoreSettings
+from tidegate.scheduler.shell import ShellSettings
 
 KV_MEMORY_BYTES_DEFAULT = 1024**3
 KV_MEMORY_SHARE_DEFAULT = 0.10
@@ -73,6 +74,8 @@ def scheduler_settings(
         chunk_tokens=None if chunk_tokens is None else Tokens(chunk_tokens),
         default_max_tokens=arguments.default_max_tokens,
         queue_timeout_us=round(arguments.queue_timeout * 1e6),
+        stall_timeout_us=round(arguments.stall_timeout * 1e6),
+        fence_timeout_us=round(arguments.fence_timeout * 1e6),
         poison_freed_pages=arguments.poison_freed_pages,
         prefix_cache=arguments.prefix_cache,
     )
@@ -80,8 +83,12 @@ def scheduler_settings(
         client_endpoint=client_endpoint,
         worker_endpoint=worker_endpoint,
         core=core,
+        shell=ShellSettings(
+            worker_silence_s_max=arguments.stall_timeout + arguments.fence_timeout
+        ),
         log=log_file(arguments.log),
         lifeline_fd=getattr(arguments, "lifeline_fd", None),
+        fence_fd=getattr(arguments, "fence_fd", None),
     )
 
 

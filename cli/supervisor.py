@@ -6,7 +6,8 @@
    talks to users, which tells them; the one that all others talk to comes last.
 4. Whatever still runs is killed. A second signal goes to this point at once.
 
-So the end of any process ends all, with a status that says so: nothing is half alive.
+So the end of any process ends all, with a status that says so: nothing is half alive. But a
+worker that makes no progress is killed when the scheduler asks for it, and started again.
 """
 
 import signal
@@ -16,6 +17,7 @@ import msgspec
 import trio
 
 from tidegate.cli.children import Child, ChildSpec, StopStage
+from tidegate.cli.fencing import Fences, Fencing
 
 # Together they stay below the 3 s in which everything has to be gone.
 GRACE_S = {StopStage.FRONT: 1.3, StopStage.MIDDLE: 0.7, StopStage.LAST: 0.5}
@@ -40,9 +42,11 @@ async def supervise(
     specs: Sequence[ChildSpec],
     while_running: Callable[[], Awaitable[None]],
     say: Callable[[str], None],
+    fencing: Fencing | None = None,
 ) -> int:
     """Run the children until it is time to end, end them all, and return the exit status.
 
+    `fencing` is how the scheduler asks for a worker to be killed.
     `while_running` runs beside them and may return at any time; `NotReady` from it ends all.
     Runs on the main thread. Raises `OSError` if a child cannot be started.
     """
@@ -51,7 +55,8 @@ async def supervise(
         try:
             for spec in specs:
                 children.append(Child.start(spec))
-            ending = await _first_ending(children, signals, while_running)
+            fences = Fences(fencing)
+            ending = await _first_ending(children, signals, while_running, fences)
             say(ending.text)
             if not await _stop(children, signals):
                 ending = Ending(STATUS_CUT_SHORT, "a second signal: everything is killed")
@@ -65,10 +70,12 @@ async def supervise(
 
 
 async def _first_ending(
-    children: Iterable[Child],
+    children: list[Child],
     signals: AsyncIterator[int],
     while_running: Callable[[], Awaitable[None]],
+    fences: Fences,
 ) -> Ending:
+    """Returns why all is to end. Children that are started again take their old one's place."""
     endings: list[Ending] = []
     async with trio.open_nursery() as nursery:
 
@@ -76,8 +83,16 @@ async def _first_ending(
             endings.append(Ending(status, text))
             nursery.cancel_scope.cancel()
 
-        async def watch(child: Child) -> None:
-            await child.wait_exited()
+        async def watch(index: int) -> None:
+            await children[index].wait_exited()
+            while fences.may_restart(children[index]):
+                try:
+                    children[index] = fences.restart(children[index])
+                except OSError as error:
+                    end(STATUS_FAILED, f"a worker cannot be started again: {error}")
+                    return
+                await children[index].wait_exited()
+            child = children[index]
             end(
                 STATUS_FAILED,
                 f"the {child.spec.name} {child.how_it_ended()}; everything is stopped",
@@ -93,8 +108,9 @@ async def _first_ending(
             except NotReady as error:
                 end(STATUS_FAILED, f"{error}; everything is stopped")
 
-        for child in children:
-            nursery.start_soon(watch, child)
+        for index in range(len(children)):
+            nursery.start_soon(watch, index)
+        nursery.start_soon(fences.heed, children)
         nursery.start_soon(listen)
         nursery.start_soon(run)
     return endings[0]

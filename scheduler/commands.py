@@ -46,6 +46,16 @@ class SendPlan(msgspec.Struct, frozen=True):
     operations: tuple[PlanOperation, ...]
 
 
+class FenceWorker(msgspec.Struct, frozen=True):
+    """Close the worker for good, and have its process killed if that can be done.
+
+    The core has forgotten it already.
+    """
+
+    worker: WorkerId
+    reason: str
+
+
 class AcceptRequest(msgspec.Struct, frozen=True):
     request_id: RequestId
     max_tokens: int
@@ -97,4 +107,6 @@ class Record(msgspec.Struct, frozen=True):
     fields: dict[str, FieldValue]
 
 
-Command = SendPlan | AcceptRequest | RefuseRequest | EmitTokens | FinishRequest | Record
+Command = (
+    SendPlan | FenceWorker | AcceptRequest | RefuseRequest | EmitTokens | FinishRequest | Record
+)

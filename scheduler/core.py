@@ -27,7 +27,7 @@ from tidegate.scheduler.events import (
     WorkerLost,
 )
 from tidegate.scheduler.fleet import Fleet
-from tidegate.scheduler.losses import lose_worker, why_homeless
+from tidegate.scheduler.losses import lose_worker, patience_ends_us, why_homeless
 from tidegate.scheduler.planner import make_plan
 from tidegate.scheduler.reports import apply_fault, apply_report
 from tidegate.scheduler.settings import CoreSettings
@@ -51,9 +51,9 @@ class Core:
         """When `plan` must be called next if nothing arrives before."""
         fleet = self.fleet
         times = [
-            since_us + fleet.settings.stall_timeout_us
-            for worker in fleet.healthy()
-            if (since_us := worker.owes_since_us) is not None
+            time_us
+            for worker in fleet.workers.values()
+            if (time_us := patience_ends_us(worker, fleet.settings)) is not None
         ]
         if fleet.timers.next_us is not None:
             times.append(fleet.timers.next_us)

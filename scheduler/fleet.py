@@ -3,8 +3,6 @@
 Commands are gathered here, in the order of the decisions, until `Core.plan` returns them.
 """
 
-from collections.abc import Iterable
-
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, RequestId, Stop, Ticket, Usage, WorkerId
 from tidegate.kvcache.books import run_starts
@@ -174,11 +172,6 @@ class Fleet:
         usage = Usage(request.lengths.prompt, request.cached_tokens, output_tokens)
         self.commands.append(FinishRequest(request.request_id, reason, usage, text, status))
         self._summarise(request, phase, reason, now_us, text, output_tokens)
-
-    def end_all(self, requests: Iterable[Request], now_us: int, text: str) -> None:
-        """End requests that a lost or stalled worker takes with it."""
-        for request in tuple(requests):
-            self.finish(request, EndReason.ERROR, now_us, text, status=503)
 
     def shortage_now(
         self, worker: Worker, leg: Leg, lengths: Lengths, hit: Hit | None

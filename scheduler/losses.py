@@ -1,21 +1,24 @@
 """What a worker takes with it when it is lost or makes no progress.
 
-1. The requests that have a place on a lost worker begin anew elsewhere, a bounded number of
-   times; those on a worker without progress end.
+1. The requests that have a place on it begin anew elsewhere, a bounded number of times.
 2. A request that no healthy worker could run to its end any more ends, at once: it would wait
    for nothing, and those behind it with it.
 
-A worker without progress is *suspect*: it gets no new work until it has answered for all that
-it was sent. Its pages stay draining until then.
+A worker that owes an answer for too long is *suspect*: it gets no new work until it has
+answered for all that it was sent, and its pages drain until then. If it does not in time, it
+is *fenced*: lost for good, whether its process still lives or not. Should it go on later,
+nobody listens to it, and it can have written to no pool but its own.
 """
 
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, PeerGone, Role, WorkerId
 from tidegate.kvcache.demand import Leg
+from tidegate.scheduler.commands import FenceWorker
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.door import admission_choices, find_refusal, holding, of_role
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.settings import CoreSettings
 from tidegate.scheduler.state import Request, Seat, Worker
 
 RESTART_COUNT_MAX = 3
@@ -38,22 +41,53 @@ def lose_worker(fleet: Fleet, worker_id: WorkerId, reason: str, now_us: int) -> 
     end_homeless(fleet, now_us)
 
 
-def suspect_stalled(fleet: Fleet, now_us: int) -> None:
-    """Give up on workers that owe an answer to a plan, or anything of a row, for too long."""
-    stall_us = fleet.settings.stall_timeout_us
-    stalled = [
+def patience_ends_us(worker: Worker, settings: CoreSettings) -> int | None:
+    """When the worker becomes suspect, or is fenced, unless it answers; else None.
+
+    A suspect worker is fenced whatever it has answered in between, if not for everything.
+    """
+    if worker.suspect_since_us is not None:
+        return worker.suspect_since_us + settings.fence_timeout_us
+    since_us = worker.owes_since_us
+    return None if since_us is None else since_us + settings.stall_timeout_us
+
+
+def judge_workers(fleet: Fleet, now_us: int) -> None:
+    """Suspect workers that owe an answer to a plan, or anything of a row, for too long; fence
+    those that are suspect for too long."""
+    late = [
         worker
-        for worker in fleet.healthy()
-        if (since_us := worker.owes_since_us) is not None and now_us - since_us >= stall_us
+        for worker in fleet.workers.values()
+        if (end_us := patience_ends_us(worker, fleet.settings)) is not None and end_us <= now_us
     ]
-    for worker in stalled:
-        worker.is_suspect = True
-        text = f"worker {worker.worker_id} gave no answer for {stall_us / 1e6:g} s"
-        fleet.record(LogEvent.WORKER_SUSPECT, worker=worker.worker_id, text=text)
-        for seat in tuple(worker.seats.values()):
-            fleet.finish(seat.request, EndReason.TIMEOUT, now_us, text, status=503)
-    if stalled:
+    for worker in late:
+        if worker.is_suspect:
+            _fence(fleet, worker, now_us)
+        else:
+            worker.suspect_since_us = now_us
+    # All are suspect before any of their requests looks for another place.
+    for worker in late:
+        if worker.suspect_since_us == now_us:
+            _empty(fleet, worker, now_us)
+    if late:
         end_homeless(fleet, now_us)
+
+
+def _empty(fleet: Fleet, worker: Worker, now_us: int) -> None:
+    """The requests of a worker that has become suspect begin anew, or end."""
+    seconds = fleet.settings.stall_timeout_us / 1e6
+    text = f"worker {worker.worker_id} gave no answer for {seconds:g} s"
+    fleet.record(LogEvent.WORKER_SUSPECT, worker=worker.worker_id, text=text)
+    for seat in tuple(worker.seats.values()):
+        _begin_anew(fleet, seat, fleet.healthy(), now_us, text, EndReason.TIMEOUT)
+
+
+def _fence(fleet: Fleet, worker: Worker, now_us: int) -> None:
+    seconds = (fleet.settings.stall_timeout_us + fleet.settings.fence_timeout_us) / 1e6
+    reason = f"it made no progress for {seconds:g} s, and is fenced"
+    fleet.commands.append(FenceWorker(worker.worker_id, reason))
+    fleet.record(LogEvent.WORKER_FENCED, worker=worker.worker_id, text=reason)
+    lose_worker(fleet, worker.worker_id, reason, now_us)
 
 
 def end_homeless(fleet: Fleet, now_us: int) -> None:
@@ -84,7 +118,12 @@ def why_homeless(request: Request, healthy: list[Worker]) -> str | None:
 
 
 def _begin_anew(
-    fleet: Fleet, seat: Seat, survivors: list[Worker], now_us: int, text: str
+    fleet: Fleet,
+    seat: Seat,
+    survivors: list[Worker],
+    now_us: int,
+    text: str,
+    reason: EndReason = EndReason.ERROR,
 ) -> None:
     """A request whose worker is lost runs elsewhere, with the tokens that it has brought."""
     request = seat.request
@@ -94,10 +133,10 @@ def _begin_anew(
     else:
         fits = bool(admission_choices(survivors, request))
     if not fits:
-        fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
+        fleet.finish(request, reason, now_us, text, status=503)
     elif request.restart_count >= RESTART_COUNT_MAX:
         text = f"{text}; the request has begun anew {RESTART_COUNT_MAX} times already"
-        fleet.finish(request, EndReason.ERROR, now_us, text, status=503)
+        fleet.finish(request, reason, now_us, text, status=503)
     else:
         request.restart_count += 1
         if keeps_source:

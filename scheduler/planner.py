@@ -12,14 +12,14 @@ from tidegate.scheduler.commands import SendPlan
 from tidegate.scheduler.deadlines import expire, restart
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import grow_decoding
-from tidegate.scheduler.losses import suspect_stalled
+from tidegate.scheduler.losses import judge_workers
 from tidegate.scheduler.placement import admit_waiting, assign_targets
 from tidegate.scheduler.state import Seat, Worker
 from tidegate.scheduler.wait_records import note_newcomers
 
 
 def make_plan(fleet: Fleet, now_us: int) -> None:
-    suspect_stalled(fleet, now_us)
+    judge_workers(fleet, now_us)
     expire(fleet, now_us)
     grow_decoding(fleet, now_us)
     assign_targets(fleet, now_us)

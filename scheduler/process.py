@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 import trio
 
+from tidegate.ipc.fence_pipe import ask_to_kill
 from tidegate.ipc.lifeline import LIFELINE_STATUS, watch_lifeline
 from tidegate.ipc.link import ServerLink
 from tidegate.ipc.log import Log, configure
 from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.protocol import WorkerId
 from tidegate.ipc.zmq_context import Context, open_context
 from tidegate.scheduler.core import Core
 from tidegate.scheduler.settings import CoreSettings
@@ -29,7 +31,8 @@ LINGER_MS = 200
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `run_scheduler` needs.
 
-    `lifeline_fd` is the read end of a pipe whose end of file means that the parent is gone.
+    `lifeline_fd` is the read end of a pipe whose end of file means that the parent is gone;
+    into `fence_fd` go the numbers of worker processes that the parent is to kill.
     """
 
     client_endpoint: str
@@ -38,6 +41,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     shell: ShellSettings = ShellSettings()
     log: Path | None = None
     lifeline_fd: int | None = None
+    fence_fd: int | None = None
 
 
 def run_scheduler(settings: SchedulerSettings) -> int:
@@ -56,6 +60,11 @@ async def _serve(settings: SchedulerSettings, context: Context, log: Log) -> int
 
     def malformed(link: str) -> None:
         log.rate_limited(LogEvent.MALFORMED_FRAME, link=link)
+
+    def fence(worker: WorkerId, pid: int) -> None:
+        log.warning(LogEvent.PROCESS_TO_KILL, worker=worker, worker_pid=pid)
+        if settings.fence_fd is not None:
+            ask_to_kill(settings.fence_fd, pid)
 
     async with (
         ServerLink(
@@ -78,6 +87,7 @@ async def _serve(settings: SchedulerSettings, context: Context, log: Log) -> int
             epoch,
             random.Random(secrets.randbits(64)),
             secrets.token_bytes(CACHE_SECRET_BYTES),
+            fence,
         )
         log.info(
             LogEvent.PROCESS_READY,

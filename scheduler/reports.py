@@ -52,7 +52,8 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         _fetch_ended(fleet, worker, result, now_us)
     worker.complete(report.completed)
     if worker.is_suspect and worker.completed == worker.seq:
-        worker.is_suspect = False
+        worker.suspect_since_us = None
+        fleet.record(LogEvent.WORKER_TRUSTED, worker=worker.worker_id)
 
 
 def apply_fault(fleet: Fleet, fault: RowFaulted, now_us: int) -> None:

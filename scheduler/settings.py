@@ -12,9 +12,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     `chunk_tokens` bounds the prompt tokens in one launch; None means no bound. `ahead_tokens`
     is how far decode rows may run beyond the position that the scheduler knows to be settled.
     `waiting_count_max` bounds the requests in the queue, `handoff_waiting_count_max` the
-    finished prompts without a decode worker above which no other prompt begins. For the two
-    timeouts see `deadlines`. `prefix_cache` keeps the pages of prompts on the workers that
-    prefill, for prompts that begin alike.
+    finished prompts without a decode worker above which no other prompt begins. For the queue's
+    timeout see `deadlines`. A worker that owes an answer is suspect after `stall_timeout_us`,
+    and fenced after `fence_timeout_us` more; see `losses`. `prefix_cache` keeps the pages of
+    prompts on the workers that prefill, for prompts that begin alike.
     """
 
     chunk_tokens: Tokens | None = Tokens(512)
@@ -24,6 +25,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     handoff_waiting_count_max: int = 16
     queue_timeout_us: int = 600_000_000
     stall_timeout_us: int = 120_000_000
+    fence_timeout_us: int = 30_000_000
     retry_after_ms: int = 1000
     poison_freed_pages: bool = False
     prefix_cache: bool = True
@@ -37,6 +39,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
             "handoff_waiting_count_max",
             "queue_timeout_us",
             "stall_timeout_us",
+            "fence_timeout_us",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

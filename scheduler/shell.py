@@ -7,6 +7,7 @@ too slowly) becomes an event of the next turn.
 
 import hashlib
 import random
+from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
@@ -44,6 +45,7 @@ from tidegate.scheduler.commands import (
     AcceptRequest,
     Command,
     EmitTokens,
+    FenceWorker,
     FinishRequest,
     Record,
     RefuseRequest,
@@ -83,8 +85,13 @@ class Shell:
         epoch: str,
         seeds: random.Random,
         cache_secret: bytes,
+        on_fence: Callable[[WorkerId, int], None] | None = None,
     ) -> None:
-        """`cache_secret` keys the hashes of prompts, so that they tell nothing of them."""
+        """`cache_secret` keys the hashes of prompts, so that they tell nothing of them.
+
+        `on_fence` is called with each worker that is closed for want of progress, and the
+        number of its process, which may live on.
+        """
         self._core = core
         self._workers = workers
         self._clients = clients
@@ -93,6 +100,7 @@ class Shell:
         self._epoch = epoch
         self._seeds = seeds
         self._cache_secret = cache_secret
+        self._on_fence = on_fence
         self._desk = WorkerDesk(epoch, settings.report_interval_ms, log)
         self._streams = Streams()
         self._outgoing = Outgoing()
@@ -152,7 +160,7 @@ class Shell:
                 self._note_outcome(peer, self._clients.send(peer, ping))
             limit_us = now_us() - round(self._settings.worker_silence_s_max * 1e6)
             for worker in self._desk.silent_since(limit_us):
-                self._lose_worker(worker, "it was silent for too long")
+                self._fence(worker, "it was silent for too long")
             if self._late:
                 self._wake.set()
 
@@ -277,6 +285,8 @@ class Shell:
         match command:
             case SendPlan():
                 self._send_plan(command)
+            case FenceWorker():
+                self._fence(command.worker, command.reason)
             case AcceptRequest():
                 stream = self._streams.get(command.request_id)
                 accepted = Accepted(
@@ -328,6 +338,14 @@ class Shell:
             self._lose_worker(command.worker, "its connection ended")
         elif outcome is SendOutcome.FULL:
             self._lose_worker(command.worker, "it does not read its plans")
+
+    def _fence(self, worker: WorkerId, reason: str) -> None:
+        """Close the worker for good, and have its process killed by whoever started it."""
+        member = self._desk.member(worker)
+        if member is not None:
+            if self._on_fence is not None:
+                self._on_fence(worker, member.hello.pid)
+            self._lose_worker(worker, reason)
 
     def _lose_worker(self, worker: WorkerId, reason: str) -> None:
         turn = self._desk.lose(worker, reason)

@@ -63,7 +63,11 @@ class Worker:
         self.must_plan = False
         self.progress_us = now_us  # When it last brought something.
         self.answered_us = now_us  # When it last completed a plan, or owed no answer to one.
-        self.is_suspect = False
+        self.suspect_since_us: int | None = None  # It gets no new work from then on.
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.suspect_since_us is not None
 
     @property
     def layout(self) -> Layout:

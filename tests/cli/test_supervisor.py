@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from tidegate.cli.children import ChildSpec, StopStage, describe_status
+from tidegate.cli.fencing import RESTART_COUNT_MAX, Fencing
 from tidegate.cli.supervisor import (
     GRACE_S,
     STATUS_CUT_SHORT,
@@ -21,6 +22,7 @@ from tidegate.cli.supervisor import (
     NotReady,
     supervise,
 )
+from tidegate.ipc.fence_pipe import ask_to_kill
 
 DEADLINE_S = 10.0
 
@@ -241,3 +243,45 @@ def test_statuses_are_described_for_people() -> None:
     assert describe_status(3) == "ended with exit status 3"
     assert describe_status(-signal.SIGSEGV) == "was killed by SIGSEGV"
     assert "--kv-memory" in describe_status(-signal.SIGKILL)
+
+
+# --- Workers that the scheduler gives up ---
+
+
+async def fence(fleet: Fleet, names: list[str], rounds: int) -> tuple[int, list[str]]:
+    """Ask for the first program to be killed so often; returns the status, and who is back."""
+    read_end, write_end = os.pipe()
+    restarted: list[str] = []
+
+    async def act() -> None:
+        for number in range(1, rounds + 1):
+            await fleet.wait_for(f"{names[0]} up", number)
+            ask_to_kill(write_end, os.getpid())  # No child: nobody is killed.
+            ask_to_kill(write_end, fleet.pids()[names[0]])
+        await fleet.wait_for(f"{names[0]} up", rounds + 1)
+        raise NotReady("enough")
+
+    def note(spec: ChildSpec) -> None:
+        restarted.append(spec.name)
+
+    fencing = Fencing(read_end, note)
+    specs = [fleet.spec(name, OBEDIENT) for name in names]
+    try:
+        with trio.fail_after(DEADLINE_S):
+            return await supervise(specs, act, fleet.said.append, fencing), restarted
+    finally:
+        os.close(write_end)
+
+
+async def test_a_worker_that_is_given_up_is_killed_and_started_again(fleet: Fleet) -> None:
+    assert await fence(fleet, ["worker", "proxy"], 1) == (STATUS_FAILED, ["worker"])
+    assert fleet.said == ["enough; everything is stopped"]
+    ups = [line.split()[0] for line in fleet.events() if " up " in line]
+    assert sorted(ups) == ["proxy", "worker", "worker"]
+    assert not any(is_running(pid) for pid in fleet.pids().values())
+
+
+async def test_a_worker_that_is_given_up_again_and_again_ends_everything(fleet: Fleet) -> None:
+    status, restarted = await fence(fleet, ["worker"], RESTART_COUNT_MAX + 1)
+    assert (status, restarted) == (STATUS_FAILED, ["worker"] * RESTART_COUNT_MAX)
+    assert fleet.said[0].startswith("the worker was killed by SIGKILL")

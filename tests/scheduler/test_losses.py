@@ -4,6 +4,7 @@ import pytest
 
 from fakes.core_bench import (
     FULL_ONLY,
+    SETTINGS,
     STALL_US,
     B,
     CoreBench,
@@ -31,10 +32,11 @@ from tidegate.ipc.protocol import (
     Row,
     WorkerId,
 )
-from tidegate.scheduler.commands import RefuseRequest, StartRow
+from tidegate.scheduler.commands import Command, FenceWorker, RefuseRequest, StartRow
 from tidegate.scheduler.phases import Phase
 
 COUNTS = (12, 6)
+FENCE_US = SETTINGS.fence_timeout_us
 D2, P2, B2 = WorkerId("d2"), WorkerId("p2"), WorkerId("b2")
 
 
@@ -223,8 +225,9 @@ def test_a_suspect_worker_gets_nothing_new_until_it_has_answered_for_everything(
     bench.now_us = STALL_US
     bench.turn()
     assert bench.worker(B).is_suspect
+    assert bench.worker(B2).seats[Row(0)].request.request_id == "r"
     bench.turn(submitted("next", 8, 4))
-    assert bench.worker(B2).seats[Row(0)].request.request_id == "next"
+    assert bench.worker(B2).seats[Row(1)].request.request_id == "next"
     # Answers to the first plan only: the withdrawal is not seen yet.
     bench.turn(report(B, 1, chunks={0: 8}))
     assert bench.worker(B).is_suspect and bench.free(B) != list(COUNTS)
@@ -297,9 +300,75 @@ def test_pages_that_drain_on_a_silent_worker_make_it_suspect_and_never_come_back
     bench = pair()
     reach(bench, Phase.PREFILLING)
     bench.turn(cancelled("r"))
-    for step in range(1, 5):
+    for step in range(1, 4):
         bench.now_us = step * STALL_US
         bench.turn()
     assert bench.worker(P).is_suspect
     assert bench.draining(P) == [4, 2]
     assert RequestId("r") not in bench.core.fleet.requests
+
+
+# --- Fencing ---
+
+
+def fenced(commands: list[Command]) -> list[str]:
+    return [command.worker for command in commands if isinstance(command, FenceWorker)]
+
+
+def test_a_worker_that_stays_suspect_is_fenced_and_never_heard_again() -> None:
+    bench = pair()
+    reach(bench, Phase.PREFILLING)
+    bench.now_us = STALL_US
+    assert finished(bench.turn()).keys() == {"r"}
+    assert bench.core.wake_us == STALL_US + FENCE_US
+    bench.now_us = STALL_US + FENCE_US - 1
+    assert fenced(bench.turn()) == []
+    bench.now_us += 1
+    assert fenced(bench.turn()) == ["p"]
+    assert P not in bench.core.fleet.workers
+    assert bench.turn(report(P, 1, chunks={0: 8})) == []
+    assert bench.free(D) == list(COUNTS)
+    bench.turn(joined(P, Role.PREFILL, COUNTS, incarnation=2))
+    reach(bench, Phase.PREFILLING)
+
+
+def test_some_answers_do_not_save_a_suspect_worker_but_all_of_them_do() -> None:
+    for answers, is_fenced in (((1,), True), ((1, 2), False)):
+        bench = CoreBench(joined(B, Role.BOTH, COUNTS))
+        bench.turn(submitted("r", 8, 4))
+        bench.now_us = STALL_US
+        bench.turn()
+        for completed in answers:
+            bench.turn(report(B, completed))
+        assert bench.worker(B).is_suspect is is_fenced
+        bench.now_us += FENCE_US
+        assert fenced(bench.turn()) == (["b"] if is_fenced else [])
+
+
+@pytest.mark.parametrize("phase", [Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING])
+def test_requests_of_a_suspect_worker_begin_anew_where_they_fit(phase: Phase) -> None:
+    bench = pair()
+    bench.turn(joined(P2, Role.PREFILL, COUNTS), joined(D2, Role.DECODE, COUNTS))
+    for worker in (P, D, P2, D2):
+        bench.turn(report(worker, bench.worker(worker).seq))
+    match phase:
+        case Phase.PREFILLING:
+            bench.turn(submitted("r", 8, 4))
+        case Phase.HANDING_OFF:
+            bench.prefill("r", 8, 4)
+        case _:
+            bench.prefill("r", 8, 4)
+            request = bench.core.fleet.requests[RequestId("r")]
+            assert request.ticket is not None and request.target is not None
+            target = request.target.worker
+            bench.turn(report(target.worker_id, target.seq, fetched={request.ticket: ""}))
+    assert bench.phase("r") is phase
+    request = bench.core.fleet.requests[RequestId("r")]
+    stalled = (request.source if request.target is None else request.target).worker  # type: ignore[union-attr]
+    for worker in {P, D, P2, D2} - {stalled.worker_id}:
+        bench.turn(report(worker, bench.worker(worker).seq))
+    bench.now_us = STALL_US
+    bench.turn()
+    assert stalled.is_suspect
+    assert request.restart_count == 1 and bench.phase("r") is not Phase.FINISHED
+    assert all(seat.worker is not stalled for seat in request.seats)

@@ -41,6 +41,7 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.refused += outcome.refused
     total.ended_early += outcome.ended_early
     total.token_count += outcome.token_count
+    total.fence_count += outcome.fence_count
     total.cached_tokens += outcome.cached_tokens
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
@@ -112,6 +113,7 @@ def main(arguments: list[str]) -> int:
         f"{total.token_count} tokens, {total.cached_tokens} of prompts cached, "
         f"{total.stale_answer_count} late answers, "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
+        f"{total.fence_count} workers fenced, "
         f"cancelled in {cancelled}"
     )
     return 1 if failures else 0

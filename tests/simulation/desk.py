@@ -33,6 +33,7 @@ from tidegate.scheduler.commands import (
     AcceptRequest,
     Command,
     EmitTokens,
+    FenceWorker,
     FinishRequest,
     Record,
     RefuseRequest,
@@ -76,6 +77,7 @@ class Desk:
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
         self.restart_count = 0  # Of requests that have ended.
         self.cached_tokens = 0
+        self.on_fence: Callable[[WorkerId], None] = lambda _: None
         self._scripts = scripts
         self._living: set[RequestId] = set()
         self._may_run: dict[RequestId, bool] = {}
@@ -191,6 +193,8 @@ class Desk:
                     for operation in command.operations
                 )
                 plans.append((command.worker, Plan(command.seq, operations)))
+            case FenceWorker(worker=worker):
+                self.on_fence(worker)
             case AcceptRequest(request_id=request_id):
                 if not self._may_run[request_id]:
                     raise SimulationError(f"{request_id} can never run, and was accepted")

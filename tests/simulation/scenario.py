@@ -118,6 +118,8 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     arrivals, clients = _arrivals(random, prompt_max, output_max, troubles, is_tight)
     # With numbers of its own, so that a seed means the same with and without a cache.
     random_cache = Random(f"{seed} cache")
+    fence_us = random_cache.choice([1_000_000, STALL_US, 10 * STALL_US])
+    settings = msgspec.structs.replace(settings, fence_timeout_us=fence_us)
     caches = is_alike or random_cache.random() < 0.8
     settings = msgspec.structs.replace(settings, prefix_cache=caches)
     share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])

@@ -27,6 +27,7 @@ from tidegate.scheduler.commands import FinishRequest
 from tidegate.scheduler.phases import Phase
 
 EVENT_COUNT_MAX = 300_000
+RESTART_US = 5_000_000  # Until a worker that was fenced is back.
 
 
 class Outcome(msgspec.Struct):
@@ -41,6 +42,7 @@ class Outcome(msgspec.Struct):
     event_count: int = 0
     stale_answer_count: int = 0
     preemption_count: int = 0
+    fence_count: int = 0
     restart_count: int = 0  # How often a request has begun anew because a worker was lost.
     cancelled_in: dict[Phase, int] = msgspec.field(default_factory=dict[Phase, int])
 
@@ -84,6 +86,7 @@ class Simulator:
             None if trace is None else lambda item: trace(self.now_us, item),
             checks=checks,
         )
+        self.desk.on_fence = self._fenced
         self._current: dict[WorkerId, Life] = {}
         self._lives: dict[WorkerId, Life] = {}  # Those that the scheduler knows.
         self._memories: dict[PoolKey, Memory] = {}
@@ -191,9 +194,13 @@ class Simulator:
 
     def _die(self, plan: WorkerPlan) -> None:
         life = self._current[plan.worker]
+        if life.is_dead:
+            return
         life.is_dead = True
 
         def lose() -> None:
+            if life.is_lost:
+                return  # It was fenced before anybody heard of its death.
             life.is_lost = True
             self.desk.lose(plan.worker, "it was killed", self.now_us)
             if plan.returns_after_us is not None:
@@ -206,6 +213,13 @@ class Simulator:
         life = self._current[plan.worker]
         life.stalled_until_us = self.now_us + plan.stalls_for_us
         self._at(life.stalled_until_us, partial(self._step, life))
+
+    def _fenced(self, name: WorkerId) -> None:
+        """The scheduler has closed it for good; it is killed, and started again."""
+        life = self._lives[name]
+        life.is_dead = life.is_lost = True
+        self.outcome.fence_count += 1
+        self._at(self.now_us + RESTART_US, partial(self._born, life.plan))
 
     def _step(self, life: Life) -> None:
         """One turn of the worker's loop: plans, pulls, and a launch if there is room for it."""
@@ -361,7 +375,7 @@ class Simulator:
                 has_own = stream.script.timeout_ms is not None
                 is_right = has_own and "its own timeout" in answer.text
             case EndReason.ERROR if named:
-                is_right = named[0] in dying
+                is_right = named[0] in dying or named[0] in stalling
             case EndReason.ERROR if answer.text == "device: it failed":
                 is_right = Trouble.FAULT in troubles
             case EndReason.ERROR if answer.text.endswith("failed: the copy failed"):
