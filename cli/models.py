@@ -191,7 +191,7 @@ def render(models: Sequence[ModelFacts]) -> str:
     lines.append(
         "tokenizer.json and safetensors files; from a .gguf file too if it is of the family "
     )
-    lines[-1] += f"{' or '.join(ARCHITECTURES)}."
+    lines[-1] += f"{' or '.join(dict.fromkeys(ARCHITECTURES.values()))}."
     return "\n".join(lines) + "\n"
 
 

@@ -1,27 +1,36 @@
 """Makes a `ModelConfig` from the fields of a GGUF file."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from tidegate.engine.checkpoint.config import (
-    COUNT_MAX,
     LAYER_COUNT_MAX,
     AttentionShape,
+    Family,
     ModelConfig,
 )
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.gguf_fields import ArchitectureFields
 from tidegate.engine.checkpoint.gguf_header import GgufHeader
-from tidegate.engine.checkpoint.rope import Rope
+from tidegate.engine.checkpoint.rope import FactorScaling, LinearScaling, Rope, Scaling
 
-Architecture = Literal["llama", "gemma3"]
-ARCHITECTURES: tuple[Architecture, ...] = ("llama", "gemma3")
+# The family of each architecture that files may name.
+ARCHITECTURES: dict[str, Family] = {
+    "llama": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "gemma3": "gemma3",
+}
+ROPE_FACTORS = "rope_freqs.weight"
 
 # What files of Gemma 3 leave unsaid, as in the published configurations.
 GEMMA3_FULL_LAYER_INTERVAL = 6
 GEMMA3_ROPE_THETA_WINDOW = 10_000.0
+GEMMA3_27B_LAYERS = 62
 LLAMA_ROPE_THETA = 10_000.0
 
 # A file names one end token. A chat model also ends its turn, or its text, with one of these.
@@ -43,7 +52,7 @@ def config_from_gguf(header: GgufHeader, name: str, is_chat: bool) -> ModelConfi
     that is not supported, and for a missing or impossible field.
     """
     architecture = _architecture(header)
-    fields = _ArchitectureFields(header, architecture)
+    fields = ArchitectureFields(header, architecture)
     head_count = fields.count("attention.head_count")
     hidden_size = fields.count("embedding_length")
     layer_count = fields.count("block_count", count_max=LAYER_COUNT_MAX)
@@ -78,24 +87,23 @@ def config_from_gguf(header: GgufHeader, name: str, is_chat: bool) -> ModelConfi
         raise CheckpointError(named) from None
 
 
-def _llama(fields: "_ArchitectureFields", common: dict[str, Any], head_dim: int) -> LlamaConfig:
+def _llama(fields: ArchitectureFields, common: dict[str, Any], head_dim: int) -> LlamaConfig:
     layer_count: int = common["layer_count"]
+    tensors = fields.header.tensors
     return LlamaConfig(
         **common,
-        rope=Rope(theta=fields.number("rope.freq_base", LLAMA_ROPE_THETA), size=head_dim),
+        rope=_rope(fields, LLAMA_ROPE_THETA, head_dim),
         window=None,
         layer_is_window=(False,) * layer_count,
         layer_has_rope=(True,) * layer_count,
-        has_query_key_norm=False,
-        has_query_key_value_bias=False,
-        has_output_bias=False,
-        has_mlp_bias=False,
+        has_query_key_norm="blk.0.attn_q_norm.weight" in tensors,
+        has_query_key_value_bias="blk.0.attn_q.bias" in tensors,
+        has_output_bias="blk.0.attn_output.bias" in tensors,
+        has_mlp_bias="blk.0.ffn_gate.bias" in tensors,
     )
 
 
-def _gemma3(
-    fields: "_ArchitectureFields", common: dict[str, Any], head_dim: int
-) -> Gemma3Config:
+def _gemma3(fields: ArchitectureFields, common: dict[str, Any], head_dim: int) -> Gemma3Config:
     layer_is_window = _gemma3_layers(fields, common["layer_count"])
     rope_window = None
     window = None
@@ -103,68 +111,32 @@ def _gemma3(
         theta = fields.number("rope.freq_base_swa", GEMMA3_ROPE_THETA_WINDOW)
         rope_window = Rope(theta=theta, size=head_dim)
         window = fields.count("attention.sliding_window")
+    # The score's scale is not in the file: it is the head size's, but in the largest model.
+    scaled_by = head_dim
+    if common["layer_count"] == GEMMA3_27B_LAYERS:
+        scaled_by = common["hidden_size"] // common["attention"].head_count
     return Gemma3Config(
         **common,
-        rope=Rope(theta=fields.number("rope.freq_base"), size=head_dim),
+        rope=_rope(fields, None, head_dim),
         rope_window=rope_window,
         window=window,
         layer_is_window=layer_is_window,
-        query_scale=head_dim**-0.5,
+        query_scale=scaled_by**-0.5,
         embedding_scale=common["hidden_size"] ** 0.5,
     )
 
 
-class _ArchitectureFields:
-    """The fields whose names begin with the architecture."""
-
-    def __init__(self, header: GgufHeader, architecture: Architecture) -> None:
-        self.header = header
-        self.architecture = architecture
-
-    def count(self, key: str, default: int | None = None, *, count_max: int = COUNT_MAX) -> int:
-        """An integer from 1 to `count_max`."""
-        value = self.header.integer(self._name(key), default)
-        if not 1 <= value <= count_max:
-            raise self.error(key, value, f"must be from 1 to {count_max}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number with the fewest digits that give the same 32 bits.
-
-        So 1e-5, which the file can only hold in 32 bits, is again the 1e-5 that was meant.
-        """
-        return float(str(np.float32(self.header.number(self._name(key), default))))
-
-    def text(self, key: str, default: str) -> str:
-        return self.header.text(self._name(key), default)
-
-    def booleans(self, key: str) -> list[bool]:
-        return self.header.booleans(self._name(key))
-
-    def is_list(self, key: str) -> bool:
-        return isinstance(self.header.fields.get(self._name(key)), tuple)
-
-    def error(self, key: str, value: object, right: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.header.path}: field {self._name(key)} is {value}: {right}"
-        )
-
-    def _name(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-
-def _architecture(header: GgufHeader) -> Architecture:
+def _architecture(header: GgufHeader) -> str:
     found = header.text("general.architecture")
-    for architecture in ARCHITECTURES:
-        if architecture == found:
-            return architecture
-    raise CheckpointError(
-        f"{header.path}: architecture {found} is not supported; those that are: "
-        f"{', '.join(ARCHITECTURES)}"
-    )
+    if found not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{header.path}: architecture {found} is not supported; those that are: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return found
 
 
-def _refuse_what_is_not_supported(fields: _ArchitectureFields, head_dim: int) -> None:
+def _refuse_what_is_not_supported(fields: ArchitectureFields, head_dim: int) -> None:
     """Raise `CheckpointError` for a feature that would silently give wrong answers."""
     for key, right in (
         ("attention.value_length", "must be the head size, as keys and values are alike"),
@@ -173,11 +145,7 @@ def _refuse_what_is_not_supported(fields: _ArchitectureFields, head_dim: int) ->
         value = fields.count(key, head_dim)
         if value != head_dim:
             raise fields.error(key, value, f"{right} ({head_dim})")
-    scaling = fields.text("rope.scaling.type", "none")
-    if scaling != "none":
-        raise fields.error("rope.scaling.type", scaling, "rope scaling is not supported")
     for key, neutral in (
-        ("rope.scaling.factor", 1.0),
         ("expert_count", 0.0),
         ("attn_logit_softcapping", 0.0),
         ("final_logit_softcapping", 0.0),
@@ -185,13 +153,36 @@ def _refuse_what_is_not_supported(fields: _ArchitectureFields, head_dim: int) ->
         number = fields.number(key, neutral)
         if number != neutral:
             raise fields.error(key, number, f"only {neutral:g} is supported")
-    if "rope_freqs.weight" in fields.header.tensors:
-        raise CheckpointError(
-            f"{fields.header.path}: tensor rope_freqs.weight: rope scaling is not supported"
-        )
 
 
-def _gemma3_layers(fields: _ArchitectureFields, layer_count: int) -> tuple[bool, ...]:
+def _rope(fields: ArchitectureFields, theta_default: float | None, head_dim: int) -> Rope:
+    """The rotation of the layers that attend to all positions."""
+    theta = fields.number("rope.freq_base", theta_default)
+    return Rope(theta=theta, size=head_dim, scaling=_scaling(fields))
+
+
+def _scaling(fields: ArchitectureFields) -> Scaling | None:
+    header, tensor = fields.header, fields.header.tensors.get(ROPE_FACTORS)
+    kind = fields.text("rope.scaling.type", "none")
+    factor = fields.number("rope.scaling.factor", 1.0)
+    if tensor is not None:
+        if tensor.kind is not GGMLQuantizationType.F32:
+            raise CheckpointError(
+                f"{header.path}: tensor {ROPE_FACTORS} is of kind {tensor.kind.name}: must be "
+                "F32"
+            )
+        count = tensor.byte_count // 4
+        values = np.fromfile(header.path, "<f4", count, offset=tensor.offset)
+        return FactorScaling(tuple(float(value) for value in values))
+    # Files without a kind may have the factor alone.
+    if kind == "linear" or (kind == "none" and factor != 1.0):
+        return LinearScaling(factor)
+    if kind != "none":
+        raise fields.error("rope.scaling.type", kind, "must be none or linear")
+    return None
+
+
+def _gemma3_layers(fields: ArchitectureFields, layer_count: int) -> tuple[bool, ...]:
     key = "attention.sliding_window_pattern"
     if fields.is_list(key):
         return tuple(fields.booleans(key))

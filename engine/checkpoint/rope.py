@@ -40,7 +40,13 @@ class YarnScaling(msgspec.Struct, frozen=True, kw_only=True, tag="yarn"):
     truncate: bool
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling
+class FactorScaling(msgspec.Struct, frozen=True, tag="factors"):
+    """Each pair's frequency is divided by its own factor, as GGUF files have them."""
+
+    factors: tuple[float, ...]
+
+
+Scaling = FactorScaling | LinearScaling | Llama3Scaling | YarnScaling
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,12 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         if self.turning_pairs is not None:
             require_count("rope turning_pairs", self.turning_pairs, self.size // 2)
         match self.scaling:
+            case FactorScaling(factors=factors):
+                right = f"must have one for each of the {self.size // 2} pairs"
+                count = f"{len(factors)} entries"
+                require(len(factors) == self.size // 2, "rope factors", count, right)
+                for factor in factors:
+                    require_positive("rope factors", factor)
             case LinearScaling(factor=factor):
                 require_positive("rope factor", factor)
             case Llama3Scaling() as llama3:

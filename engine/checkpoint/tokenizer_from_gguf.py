@@ -25,6 +25,8 @@ LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# That of Qwen 2 is the same, but that each digit stands alone.
+QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
 LLAMA3_NAMES = ("llama-bpe", "llama-v3", "llama3")
 
@@ -180,6 +182,8 @@ def _byte_level(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
     # Llama 3 takes a word that is a token as that token, whatever the merges would give.
     model["ignore_merges"] = name in LLAMA3_NAMES
     return {
+        # Qwen composes letters with their accents first.
+        "normalizer": {"type": "NFC"} if name == QWEN2_NAME else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
         "decoder": _byte_level_step(use_regex=True),
         "model": model,
@@ -195,19 +199,25 @@ def _byte_level_step(use_regex: bool) -> Json:
     }
 
 
-_SPLIT_LLAMA3: Json = {
-    "type": "Split",
-    "pattern": {"Regex": LLAMA3_PATTERN},
-    "behavior": "Isolated",
-    "invert": False,
-}
+def _split(pattern: str) -> list[Json]:
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return [split, _byte_level_step(use_regex=False)]
+
+
+QWEN2_NAME = "qwen2"
 _PRE_TOKENIZERS: dict[str, list[Json]] = {
     "gpt-2": [_byte_level_step(use_regex=True)],
     "smollm": [
         {"type": "Digits", "individual_digits": True},
         _byte_level_step(use_regex=True),
     ],
-} | {name: [_SPLIT_LLAMA3, _byte_level_step(use_regex=False)] for name in LLAMA3_NAMES}
+    QWEN2_NAME: _split(QWEN2_PATTERN),
+} | dict.fromkeys(LLAMA3_NAMES, _split(LLAMA3_PATTERN))
 
 
 def _bpe(

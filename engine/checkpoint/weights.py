@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tidegate.engine.checkpoint.config_from_gguf import ROPE_FACTORS
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
 from tidegate.engine.checkpoint.gguf_header import GgufTensor
@@ -93,6 +94,7 @@ class _GgufSource:
         return {
             canonical.get(name, name): tensor.shape
             for name, tensor in self.header.tensors.items()
+            if name != ROPE_FACTORS  # The configuration has them.
         }
 
     def fill(self, name: str, weight: torch.Tensor) -> None:
@@ -102,7 +104,7 @@ class _GgufSource:
         for piece in self._pieces(tensor):
             target[first_row : first_row + len(piece)].copy_(piece)
             first_row += len(piece)
-        if self.is_llama and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if self.is_llama and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             _join_halves(weight, self.config.attention_of(0).key_size)
 
     def _pieces(self, tensor: GgufTensor) -> Iterator[torch.Tensor]:
@@ -126,7 +128,7 @@ class _GgufSource:
 
 def _join_halves(weight: torch.Tensor, head_dim: int) -> None:
     """Undo, in place, the order of rows of a GGUF file, where a head's two halves alternate."""
-    pairs = weight.reshape(-1, head_dim // 2, 2, weight.shape[1])
+    pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     weight.copy_(pairs.transpose(1, 2).reshape(weight.shape))
 
 

@@ -10,6 +10,7 @@ import math
 import torch
 
 from tidegate.engine.checkpoint.rope import (
+    FactorScaling,
     LinearScaling,
     Llama3Scaling,
     Rope,
@@ -42,6 +43,8 @@ def frequencies(rope: Rope) -> torch.Tensor:
     match rope.scaling:
         case None:
             return plain
+        case FactorScaling(factors=factors):
+            return plain / torch.tensor(factors)
         case LinearScaling(factor=factor):
             return plain / factor
         case Llama3Scaling() as llama3:

@@ -9,11 +9,22 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from safetensors import numpy as safetensors_numpy
 
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+_LLAMA_PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
 GGUF_PARTS = {
-    "llama": {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    },
+    "llama": _LLAMA_PARTS,
+    "qwen2": _LLAMA_PARTS,
+    "qwen3": _LLAMA_PARTS,
     "gemma3": {
         "input_layernorm": "attn_norm",
         "post_attention_layernorm": "post_attention_norm",
@@ -53,7 +64,8 @@ def make_tiny_gguf(
     and leaves out those that are None. There is no chat template, as in a base model's file.
     """
     config = json.loads((folder / "config.json").read_text())
-    family = "gemma3" if config["model_type"] == "gemma3_text" else "llama"
+    family = ARCHITECTURES[config["model_type"]]
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     writer = gguf.GGUFWriter(path, family)
     for key, value in (_fields(config, family) | (fields or {})).items():
         if value is not None:
@@ -76,6 +88,8 @@ def make_tiny_gguf(
             writer.add_tensor(gguf_name, stored)
         else:
             writer.add_tensor(gguf_name, gguf.quantize(stored, kind), raw_dtype=kind)
+    if family != "gemma3" and config["rope_parameters"]["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -96,6 +110,10 @@ def _fields(config: dict[str, Any], family: str) -> dict[str, Any]:
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
     }
+    scaled = rope["full_attention"] if family == "gemma3" else rope
+    if scaled["rope_type"] == "linear":
+        own["rope.scaling.type"] = "linear"
+        own["rope.scaling.factor"] = float(scaled["factor"])
     if family == "gemma3":
         own["rope.freq_base"] = float(rope["full_attention"]["rope_theta"])
         own["attention.sliding_window"] = config["sliding_window"]
@@ -132,8 +150,21 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _gguf_name(name: str, family: str) -> str:
     if name in WHOLE_MODEL:
         return WHOLE_MODEL[name]
-    layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-    return f"blk.{layer}.{(GGUF_MATRICES | GGUF_PARTS[family])[part]}.weight"
+    layer, part = name.removeprefix("model.layers.").split(".", 1)
+    module, _, kind = part.rpartition(".")
+    return f"blk.{layer}.{(GGUF_MATRICES | GGUF_PARTS[family])[module]}.{kind}"
+
+
+def llama3_factors(config: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What each pair's frequency is divided by, as writers of such files compute it."""
+    rope: dict[str, float] = config["rope_parameters"]
+    size: int = config["head_dim"]
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
+    turns = rope["original_max_position_embeddings"] / wavelengths
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return np.asarray(factors, np.float32)
 
 
 def _in_gguf_convention(
@@ -147,6 +178,6 @@ def _in_gguf_convention(
     if family == "gemma3" and tensor.ndim == 1:
         return tensor + np.float32(1)
     if family == "llama" and ("q_proj" in name or "k_proj" in name):
-        halves = tensor.reshape(-1, 2, config["head_dim"] // 2, tensor.shape[1])
+        halves = tensor.reshape(-1, 2, config["head_dim"] // 2, *tensor.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
     return tensor

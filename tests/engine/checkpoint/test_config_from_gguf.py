@@ -16,7 +16,7 @@ from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.gguf_header import FieldValue, GgufHeader
 from tidegate.engine.checkpoint.gguf_reader import read_gguf_header
 from tidegate.engine.checkpoint.packaged_models import locate_gemma3_270m, locate_smollm2_135m
-from tidegate.engine.checkpoint.rope import Rope
+from tidegate.engine.checkpoint.rope import LinearScaling, Rope
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,8 @@ def test_an_unknown_architecture_is_refused_with_the_known_families(
     gemma: GgufHeader,
 ) -> None:
     header = changed(gemma, general__architecture="mamba")
-    with pytest.raises(CheckpointError, match=r"mamba is not supported.*: llama, gemma3"):
+    known = "llama, qwen2, qwen3, gemma3"
+    with pytest.raises(CheckpointError, match=rf"mamba is not supported.*: {known}"):
         config_from_gguf(header, "m", is_chat=False)
 
 
@@ -133,8 +134,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_families(
     [
         ("llama__attention__value_length", 32),
         ("llama__rope__dimension_count", 32),
-        ("llama__rope__scaling__type", "linear"),
-        ("llama__rope__scaling__factor", 8.0),
+        ("llama__rope__scaling__type", "yarn"),
         ("llama__expert_count", 8),
         ("llama__final_logit_softcapping", 30.0),
         ("llama__block_count", 0),
@@ -173,10 +173,42 @@ def test_what_the_fields_make_impossible_together_names_the_file(smollm: GgufHea
         config_from_gguf(header, "m", is_chat=False)
 
 
-def test_rotary_factors_stored_as_a_tensor_are_refused(smollm: GgufHeader) -> None:
-    some_tensor = next(iter(smollm.tensors.values()))
-    header = msgspec.structs.replace(
-        smollm, tensors=smollm.tensors | {"rope_freqs.weight": some_tensor}
-    )
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight: rope scaling"):
-        config_from_gguf(header, "m", is_chat=False)
+def with_factors(header: GgufHeader, like: str) -> GgufHeader:
+    """A header whose rotary factors are the bytes of another tensor."""
+    tensors = header.tensors | {"rope_freqs.weight": header.tensors[like]}
+    return msgspec.structs.replace(header, tensors=tensors)
+
+
+def test_rotary_factors_that_do_not_fit_are_refused(smollm: GgufHeader) -> None:
+    with pytest.raises(CheckpointError, match=r"tensor rope_freqs\.weight is of kind Q4_1"):
+        config_from_gguf(with_factors(smollm, "blk.0.attn_q.weight"), "m", is_chat=False)
+    with pytest.raises(CheckpointError, match="rope factors is 576 entries: must have one for"):
+        config_from_gguf(with_factors(smollm, "blk.0.attn_norm.weight"), "m", is_chat=False)
+
+
+@pytest.mark.parametrize("kind", ["linear", None])
+def test_a_linear_factor_scales_the_rotation_of_the_full_layers(
+    gemma: GgufHeader, kind: str | None
+) -> None:
+    fields: dict[str, FieldValue] = {"gemma3__rope__scaling__factor": 8.0}
+    if kind is not None:
+        fields["gemma3__rope__scaling__type"] = kind
+    config = config_from_gguf(changed(gemma, **fields), "m", is_chat=False)
+    assert isinstance(config, Gemma3Config)
+    assert config.rope == Rope(theta=1e6, size=256, scaling=LinearScaling(8.0))
+    assert config.rope_window == Rope(theta=1e4, size=256)
+
+
+def test_the_largest_gemma_3_scales_scores_by_its_width(gemma: GgufHeader) -> None:
+    fields = {
+        "block_count": 62,
+        "embedding_length": 5376,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 16,
+        "attention.key_length": 128,
+        "attention.value_length": 128,
+    }
+    header = changed(gemma, **{f"gemma3.{key}": value for key, value in fields.items()})
+    config = config_from_gguf(header, "m", is_chat=False)
+    assert isinstance(config, Gemma3Config)
+    assert config.query_scale == pytest.approx(168**-0.5)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from oracle import make_gemma_tokens
 from oracle.make_tiny_checkpoint import make_tiny_checkpoint
@@ -151,6 +151,23 @@ def test_llama_3_splits_numbers_by_three_and_keeps_whole_words(tmp_path: Path) -
     assert words == ["It", "'s", "Ġ", "123", "45", "Ġboats", "!ĊĊ", "Ġ", "ĠGo"]
 
 
+def test_qwen_2_makes_a_token_of_each_digit_and_composes_letters(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
+    fields: dict[str, int | float | bool | str | None] = {"tokenizer.ggml.pre": "qwen2"}
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", folder, fields=fields)
+    tokenizer = tokenizer_of(read_gguf_header(path))
+    words = [text for text, _ in pre_tokenized(tokenizer, "It's 12 boats!\n\n  Go")]
+    assert words == ["It", "'s", "Ġ", "1", "2", "Ġboats", "!ĊĊ", "Ġ", "ĠGo"]
+    assert tokenizer.decode(tokenizer.encode("mare\u0301e").ids) == "mar\u00e9e"
+    # The same vocabulary in transformers' own tokenizer of these models.
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]
+    merges: Any = [tuple(pair) for pair in vocabulary["merges"]]
+    oracle: Any = Qwen2Tokenizer(vocab=vocabulary["vocab"], merges=merges)
+    for row in gemma_rows():
+        expected: list[int] = oracle.encode(row["text"], add_special_tokens=False)
+        assert tokenizer.encode(row["text"]).ids == expected, row["text"]
+
+
 def pre_tokenized(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
     step = tokenizer.pre_tokenizer
     assert step is not None
@@ -236,7 +253,7 @@ def test_byte_level_metadata_that_do_not_fit_are_refused(tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges has"):
             tokenizer_json_from_gguf(spoilt)
     other = msgspec.structs.replace(
-        header, fields=header.fields | {"tokenizer.ggml.pre": "qwen2"}
+        header, fields=header.fields | {"tokenizer.ggml.pre": "dbrx"}
     )
-    with pytest.raises(CheckpointError, match=r"pre is qwen2: supported are gpt-2, smollm"):
+    with pytest.raises(CheckpointError, match=r"pre is dbrx: supported are gpt-2, smollm"):
         tokenizer_json_from_gguf(other)
