@@ -14,13 +14,8 @@ import ctypes
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -29,16 +24,17 @@ import msgspec
 import torch
 import trio
 
+from model_options import add_model_options
+from served_model import (
+    CONTEXT_TOKENS,
+    START_S_MAX,
+    bare_loop,
+    card_when_ready,
+    decode_speed,
+    server,
+)
 from tidegate import AsyncClient
-from tidegate.engine.bare_loop import BareLoop
-from tidegate.engine.loading import LoadedEngine, load_engine
-from tidegate.engine.settings import WorkerSettings
-from tidegate.ipc.protocol import Role, WorkerId
 
-START_S_MAX = 180.0
-STOP_S_MAX = 10.0
-CONTEXT_TOKENS = 512
-OUTPUT_TOKENS_MAX = 1536  # The first streams go on while the last ones are prefilled.
 STREAM_COUNTS = (1, 8, 32)
 COPY_BYTES = 64 * 1024 * 1024
 COPY_COUNT = 20
@@ -54,9 +50,7 @@ class Handoff(msgspec.Struct):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--model", default="gemma3-270m")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=1, help="of each worker and the loop")
+    add_model_options(parser)
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--prompt-count", type=int, default=4)
     parser.add_argument("--step-count", type=int, default=48, help="decode steps measured")
@@ -77,33 +71,11 @@ def main() -> None:
 # --- The server ---
 
 
-@contextmanager
-def server(arguments: argparse.Namespace) -> Generator[tuple[str, Path]]:
-    """A running server: its endpoint for clients, and its log."""
-    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
-        folder = Path(name)
-        log = folder / "log.jsonl"
-        command = [sys.executable, "-m", "tidegate", "serve", arguments.model, "--port", "0"]
-        command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
-        command += ["--run-dir", str(folder / "run"), "--log", str(log)]
-        process = subprocess.Popen(command, stdout=sys.stderr)
-        try:
-            yield f"ipc://{folder}/run/clients.sock", log
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(STOP_S_MAX)
-
-
 async def measure_server(
     endpoint: str, arguments: argparse.Namespace, figures: dict[str, float]
 ) -> None:
     async with AsyncClient(endpoint, connect_ms_max=round(START_S_MAX * 1000)) as client:
-        with trio.fail_after(START_S_MAX):
-            # The server tells of itself only when it is asked.
-            while not (await client.status()).ready:  # noqa: ASYNC110
-                await trio.sleep(0.2)
-        card = await client.card()
-        assert card is not None
+        card = await card_when_ready(client)
         source = random.Random(0)
 
         def prompt(count: int) -> list[int]:
@@ -118,56 +90,14 @@ async def measure_server(
         figures["prefill_tokens_per_s"] = total / seconds
         for count in arguments.streams:
             prompts = [prompt(CONTEXT_TOKENS) for _ in range(count)]
-            speed = await decode_tokens_per_s(client, prompts, arguments.step_count)
-            figures[f"decode_tokens_per_s_{count}"] = speed
+            speed = await decode_speed(client, prompts, arguments.step_count)
+            figures[f"decode_tokens_per_s_{count}"] = speed.tokens_per_s
 
 
 async def one(client: AsyncClient, prompt: Sequence[int], max_tokens: int) -> None:
     await client.complete(
         prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenise=False
     )
-
-
-async def decode_tokens_per_s(
-    client: AsyncClient, prompts: Sequence[Sequence[int]], step_count: int
-) -> float:
-    """All streams together, from when the last has begun to decode to when the first ends.
-
-    The first prompts decode while the others are prefilled; they get that many more tokens.
-    """
-    arrivals: list[list[float]] = [[] for _ in prompts]
-    enough = trio.Event()
-
-    def steps_together() -> int:
-        """Tokens of the slowest stream since all streams decode."""
-        if any(len(times) < 2 for times in arrivals):
-            return 0
-        begun = max(times[1] for times in arrivals)
-        return min(sum(time > begun for time in times) for times in arrivals)
-
-    async def read(index: int) -> None:
-        generation = client.generate(
-            prompts[index],
-            max_tokens=OUTPUT_TOKENS_MAX,
-            temperature=0,
-            ignore_eos=True,
-            detokenise=False,
-        )
-        async with generation:
-            async for _ in generation:
-                arrivals[index].append(time.perf_counter())
-                if steps_together() >= step_count:
-                    enough.set()
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(prompts)):
-            nursery.start_soon(read, index)
-        await enough.wait()
-        nursery.cancel_scope.cancel()
-    begun = max(times[1] for times in arrivals)
-    ended = min(times[-1] for times in arrivals)
-    tokens = sum(begun < time <= ended for times in arrivals for time in times)
-    return tokens / (ended - begun)
 
 
 def handoff_gb_per_s(log: Path) -> float:
@@ -205,21 +135,6 @@ def measure_bare(arguments: argparse.Namespace, figures: dict[str, float]) -> No
         figures[f"bare_decode_tokens_per_s_{count}"] = speed
         served = figures[f"decode_tokens_per_s_{count}"]
         figures[f"served_over_bare_{count}"] = served / speed
-
-
-def bare_loop(arguments: argparse.Namespace) -> BareLoop:
-    settings = WorkerSettings(
-        model=arguments.model,
-        role=Role.BOTH,
-        name=WorkerId("bare"),
-        endpoint="",
-        dtype=arguments.dtype,
-        kv_memory=2**28,
-        threads=arguments.threads,
-    )
-    engine: LoadedEngine = load_engine(settings, lambda line: print(line, file=sys.stderr))
-    engine.store.close()
-    return BareLoop(engine.model, engine.layout, engine.card.vocab_size)
 
 
 def print_table(figures: dict[str, float], streams: Sequence[int]) -> None:

@@ -51,18 +51,26 @@ class BareLoop:
         self, row_count: int, context_tokens: int, step_count: int, chunk_tokens: int = 512
     ) -> float:
         """Speed of all rows together, each with `context_tokens` positions at the start."""
-        rows = _Rows(self._layout, self._device, row_count, context_tokens + step_count + 1)
+        rows = self.begin_decoding(row_count, context_tokens, step_count + 1, chunk_tokens)
+        rows.tokens_per_s(row_count, 1)
+        speed = rows.tokens_per_s(row_count, step_count)
+        rows.close()
+        return speed
+
+    def begin_decoding(
+        self,
+        row_count: int,
+        context_tokens: int,
+        step_count_max: int,
+        chunk_tokens: int | None = 512,
+    ) -> "BareDecode":
+        """Prefill rows for measurements of `step_count_max` steps in all."""
+        rows = _Rows(self._layout, self._device, row_count, context_tokens + step_count_max)
         tokens = [
             self._prefill(rows, row, self._prompt(context_tokens, row), chunk_tokens)
             for row in range(row_count)
         ]
-        tokens = self._decode(rows, tokens, context_tokens)
-        begin = time.perf_counter()
-        for step in range(step_count):
-            tokens = self._decode(rows, tokens, context_tokens + 1 + step)
-        seconds = time.perf_counter() - begin
-        rows.store.close()
-        return row_count * step_count / seconds
+        return BareDecode(self, rows, tokens, context_tokens)
 
     def _prefill(
         self, rows: "_Rows", row: int, prompt: Sequence[int], chunk_tokens: int | None
@@ -73,18 +81,12 @@ class BareLoop:
             part = prompt[start : start + size]
             is_last = start + size >= len(prompt)
             segment = Segment(part, start, is_last, rows.pages[row])
-            sampled = self._launch(rows.store, [segment])
+            sampled = self.launch(rows.store, [segment])
             token = sampled[0] if is_last else token
         return token
 
-    def _decode(self, rows: "_Rows", tokens: Sequence[int], position: int) -> list[int]:
-        segments = [
-            Segment((token,), position, True, pages)
-            for token, pages in zip(tokens, rows.pages, strict=True)
-        ]
-        return self._launch(rows.store, segments)
-
-    def _launch(self, store: PageStore, segments: Sequence[Segment]) -> list[int]:
+    def launch(self, store: PageStore, segments: Sequence[Segment]) -> list[int]:
+        """Run one batch; returns the greedy token of each segment that samples."""
         batch = Batch.build(segments, self._layout, self._device)
         logits = self._model.forward(batch, store)
         tokens = sample(logits, [_GREEDY] * logits.shape[0])
@@ -96,6 +98,34 @@ class BareLoop:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(0, self._vocab_size, (length,), generator=generator)
         return [int(token) for token in drawn]
+
+
+class BareDecode:
+    """Rows that have been prefilled. Each measurement goes on where the rows are."""
+
+    def __init__(
+        self, loop: BareLoop, rows: "_Rows", tokens: list[int], context_tokens: int
+    ) -> None:
+        self._loop = loop
+        self._rows = rows
+        self._tokens = tokens
+        self._positions = [context_tokens] * len(tokens)
+
+    def tokens_per_s(self, row_count: int, step_count: int) -> float:
+        """Speed of the first `row_count` rows together."""
+        begin = time.perf_counter()
+        for _ in range(step_count):
+            segments = [
+                Segment((self._tokens[row],), self._positions[row], True, self._rows.pages[row])
+                for row in range(row_count)
+            ]
+            self._tokens[:row_count] = self._loop.launch(self._rows.store, segments)
+            for row in range(row_count):
+                self._positions[row] += 1
+        return row_count * step_count / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._rows.store.close()
 
 
 class _Rows:

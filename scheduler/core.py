@@ -105,8 +105,10 @@ class Core:
     def _join(self, joined: WorkerJoined, now_us: int) -> None:
         fleet = self.fleet
         assert joined.worker not in fleet.workers, "a worker joins once; it is lost before"
+        layouts = (worker.layout for worker in fleet.workers.values())
         books = Books(
-            joined.layout,
+            # One object for all workers alike, so that they are found alike by its identity.
+            next((layout for layout in layouts if layout == joined.layout), joined.layout),
             joined.handle.page_counts,
             note_freed=fleet.settings.poison_freed_pages,
             caches=fleet.settings.prefix_cache and joined.role is not Role.DECODE,

@@ -6,6 +6,7 @@ only if no such choice holds it, and the answer names the pool, the need and the
 """
 
 from collections.abc import Iterable, Sequence
+from operator import le
 
 import msgspec
 
@@ -74,7 +75,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 def holding(workers: Iterable[Worker], leg: Leg, lengths: Lengths) -> list[Worker]:
     """Those of the workers whose pools hold the leg."""
-    return [worker for worker in workers if shortage(worker, leg, lengths) is None]
+    found: list[Worker] = []
+    layout, needs = None, tuple[Pages, ...]()
+    for worker in workers:
+        if worker.layout is not layout:  # It is the same object for most of them, or all.
+            layout, needs = worker.layout, floors(worker.layout, leg, lengths)
+        if all(map(le, needs, worker.books.page_counts)):
+            found.append(worker)
+    return found
 
 
 def admission_choices(workers: Sequence[Worker], request: Request) -> list[Choice]:
