@@ -196,7 +196,7 @@ def test_window_pages_that_are_kept_below_the_window_change_nothing() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("family", "overrides"), TYPICAL, ids=name_of)
+@pytest.mark.parametrize(("family", "overrides"), [*TYPICAL, ("gpt_oss", ())], ids=name_of)
 def test_a_gpu_computes_the_same(family: TinyFamily, overrides: Overrides) -> None:
     models = pair(family, overrides, device="cuda")
     rows = rows_of(models, 8, device="cuda")
