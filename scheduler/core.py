@@ -151,7 +151,8 @@ class Core:
             submitted.request_id,
             submitted.client,
             Lengths(Tokens(submitted.prompt_tokens), Tokens(answer)),
-            (-submitted.priority, fleet.next_number),
+            fleet.waiting.shares.open(submitted.priority, submitted.tenant),
+            fleet.next_number,
             None if timeout_ms is None else now_us + timeout_ms * 1000,
             now_us,
             submitted.unit_hashes,
@@ -167,6 +168,7 @@ class Core:
             request,
             prompt_tokens=submitted.prompt_tokens,
             max_tokens=answer,
+            tenant=submitted.tenant,
         )
 
     def _admit_max_tokens(self, submitted: Submitted) -> int | Refusal:
@@ -212,6 +214,7 @@ class Core:
             worker=refusal.worker,
             prompt_tokens=submitted.prompt_tokens,
             max_tokens=submitted.max_tokens,
+            tenant=submitted.tenant,
         )
 
     def _cancel(self, cancelled: Cancelled, now_us: int) -> None:

@@ -88,6 +88,7 @@ class Submitted(msgspec.Struct, frozen=True):
     priority: int = 0
     timeout_ms: int | None = None
     unit_hashes: tuple[bytes, ...] = ()
+    tenant: str = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True):

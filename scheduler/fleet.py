@@ -25,13 +25,14 @@ class Fleet:
         self.workers: dict[WorkerId, Worker] = {}
         self.requests: dict[RequestId, Request] = {}
         self.by_client: dict[ClientId, dict[RequestId, Request]] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(settings.tenant_weights)
         self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
         self.newcomers: list[Request] = []  # Of the two queues, since the last plan.
         self.due: list[Seat] = []  # Decoding seats whose pages need a look.
         self.timers = Timers()
         self.commands: list[Command] = []
-        self.next_number = 0
+        self.next_number = 0  # Of a request that arrives.
+        self.next_rank = 0  # Of a request that begins.
         self.next_ticket = 0
         self.stale_count = 0  # Late answers about rows or tickets that are gone.
 
@@ -90,6 +91,16 @@ class Fleet:
         seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg, lengths)
         worker.seats[seat.row] = seat
         return seat
+
+    def begin(self, request: Request, seat: Seat, now_us: int) -> None:
+        """The request leaves the queue for its seat. The first time it takes its rank."""
+        if not request.account.has_begun:
+            request.rank = (-request.priority, self.next_rank)
+            self.next_rank += 1
+        computed = Tokens(seat.lengths.prompt - seat.holding.cached_tokens)
+        self.waiting.begin(request, computed)
+        request.source = seat
+        request.move(Phase.PREFILLING, now_us)
 
     def leave(self, seat: Seat) -> None:
         """Withdraw the seat's pages and row; they drain by the plan that is being written."""
@@ -158,8 +169,7 @@ class Fleet:
 
         `kept` is how many of its tokens were of use to the client, where it said so.
         """
-        if request.phase is Phase.WAITING:
-            self.waiting.remove(request)
+        self._settle(request)
         phase = request.phase
         self.leave_all(request)
         request.move(Phase.FINISHED, now_us)
@@ -204,13 +214,31 @@ class Fleet:
             assert self.by_client[request.client][request.request_id] is request
             assert (request.phase is Phase.WAITING) == (request in self.waiting)
         assert len(self.waiting) == sum(r in self.waiting for r in self.requests.values())
-        assert self.awaiting_target == [
-            request
-            for request in sorted(self.requests.values(), key=lambda r: r.rank)
-            if request.phase is Phase.HANDING_OFF and request.target is None
-        ]
+        self.waiting.check()
+        assert self.awaiting_target == sorted(
+            (
+                request
+                for request in self.requests.values()
+                if request.phase is Phase.HANDING_OFF and request.target is None
+            ),
+            key=lambda request: request.rank,
+        )
         seat_count = sum(len(worker.seats) for worker in self.workers.values())
         assert seat_count == sum(len(tuple(r.seats)) for r in self.requests.values())
+
+    def _settle(self, request: Request) -> None:
+        """The last of its account, and its end in the queue if it waits there."""
+        account, seat = request.account, request.source
+        if request.phase is Phase.WAITING:
+            self.waiting.leave(request)
+        if not account.has_begun:
+            return
+        uncomputed = 0
+        if request.phase is Phase.PREFILLING and request.output_count == 0:
+            assert seat is not None
+            begun = seat.settled if seat.chunk_until is None else seat.chunk_until
+            uncomputed = seat.lengths.prompt - begun
+        self.waiting.shares.end(account, request.output_count, uncomputed)
 
     def _summarise(
         self,
@@ -229,10 +257,12 @@ class Fleet:
             reason=reason.value,
             phase=phase.value,
             text=text,
+            tenant=request.tenant,
             prompt_tokens=request.lengths.prompt,
             max_tokens=request.lengths.output,
             cached_tokens=request.cached_tokens,
             output_tokens=output_tokens,
+            charged_tokens=request.account.charged,
             queue_us=spent.get(Phase.WAITING),
             prefill_us=spent.get(Phase.PREFILLING),
             handoff_us=spent.get(Phase.HANDING_OFF),

@@ -45,9 +45,7 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         seat = _admit(fleet, request)
         if seat is None:
             return
-        fleet.waiting.remove(request)
-        request.source = seat
-        request.move(Phase.PREFILLING, now_us)
+        fleet.begin(request, seat, now_us)
         request.workers["prefill"] = seat.worker.worker_id
         if request.output_count == 0:
             request.cached_tokens = seat.holding.cached_tokens

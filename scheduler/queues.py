@@ -1,23 +1,44 @@
-"""The two heaps of requests: those that wait for admission, and when each must be looked at.
+"""The queue of requests that wait for admission, and when each request must be looked at.
+
+Within a priority, requests that have begun and lost their place go first, by their rank; then
+those that have not begun, in the order of `fairness`.
 
 Requests that have left are not searched for in a heap: their entries are skipped, and swept
 out when they outnumber the living.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tidegate.ipc.protocol import RequestId
+from tidegate.kvcache.layout import Tokens
+from tidegate.scheduler.fairness import STALE_COUNT_MIN, FairShares
 from tidegate.scheduler.state import Rank, Request
 
-STALE_COUNT_MIN = 64  # So many dead entries are never worth a sweep.
+
+class Load:
+    """How much waits: requests, and tokens of their prompts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.prompt_tokens = 0
+
+    def add(self, request: Request, sign: int) -> None:
+        self.count += sign
+        self.prompt_tokens += sign * request.lengths.prompt
 
 
 class WaitingQueue:
-    """Requests in the order in which they are to be admitted."""
+    """Requests in the order in which they are to be admitted.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Rank, RequestId]] = []
+    `loads` has an entry for each tenant with requests that wait.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.shares = FairShares(weights)
+        self.load = Load()
+        self.loads: dict[str, Load] = {}
+        self._resumed: list[tuple[Rank, RequestId]] = []
         self._waiting: dict[RequestId, Request] = {}
 
     def __len__(self) -> int:
@@ -31,23 +52,82 @@ class WaitingQueue:
         return request.request_id in self._waiting
 
     def add(self, request: Request) -> None:
-        self._waiting[request.request_id] = request
-        heapq.heappush(self._heap, (request.rank, request.request_id))
+        """A new request, or one that has lost its place; what it will compute is refunded."""
+        account, name = request.account, request.request_id
+        if account.has_begun:
+            self.shares.give_way(account, request.output_count)
+            heapq.heappush(self._resumed, (request.rank, name))
+        else:
+            self.shares.wait(account, name, request.number)
+        self._waiting[name] = request
+        self._note_load(request, 1)
 
-    def remove(self, request: Request) -> None:
-        del self._waiting[request.request_id]
-        if len(self._heap) > 2 * len(self._waiting) + STALE_COUNT_MIN:
-            self._heap = [(r.rank, r.request_id) for r in self._waiting.values()]
-            heapq.heapify(self._heap)
+    def begin(self, request: Request, computed: Tokens) -> None:
+        """The request leaves the queue, and is charged for `computed` prompt positions."""
+        account = request.account
+        if account.has_begun:
+            self.shares.begin_anew(account, computed, request.output_count)
+        else:
+            self.shares.begin(account, request.request_id, computed)
+        self._remove(request)
+
+    def leave(self, request: Request) -> None:
+        """The request leaves the queue without being served."""
+        if not request.account.has_begun:
+            self.shares.leave(request.account, request.request_id)
+        self._remove(request)
 
     def head(self) -> Request | None:
         """The request that is admitted next."""
-        while self._heap:
-            request = self._waiting.get(self._heap[0][1])
-            if request is not None:
-                return request
-            heapq.heappop(self._heap)
-        return None
+        while self._resumed and self._resumed[0][1] not in self._waiting:
+            heapq.heappop(self._resumed)
+        first = self.shares.first()
+        if self._resumed:
+            (negated, _), name = self._resumed[0]
+            if first is None or -negated >= first[0]:
+                return self._waiting[name]
+        return None if first is None else self._waiting[first[1]]
+
+    def places(self) -> dict[RequestId, int]:
+        """How many requests go before each one, if no other comes and no token is sampled."""
+        keys: list[tuple[int, int, float, int, RequestId]] = []
+        for name, request in self._waiting.items():
+            if request.account.has_begun:
+                keys.append((*request.rank[:1], 0, 0.0, request.rank[1], name))
+        for line in self.shares.lines():
+            clock = line.clock
+            for name, number in line.waiting.items():
+                keys.append((-line.priority, 1, clock, number, name))
+                clock += self._waiting[name].lengths.prompt / line.weight
+        return {key[-1]: place for place, key in enumerate(sorted(keys))}
+
+    def check(self) -> None:
+        """Assert that the order has all that wait, and the loads count them."""
+        self.shares.check()
+        fresh = {r.request_id for r in self if not r.account.has_begun}
+        assert fresh == {name for line in self.shares.lines() for name in line.waiting}
+        resumed = {r.request_id for r in self if r.account.has_begun}
+        assert resumed <= {name for _, name in self._resumed}
+        for tenant, load in [*self.loads.items(), (None, self.load)]:
+            mine = [r for r in self if tenant in (None, r.tenant)]
+            tokens = sum(r.lengths.prompt for r in mine)
+            assert (load.count, load.prompt_tokens) == (len(mine), tokens)
+
+    def _remove(self, request: Request) -> None:
+        del self._waiting[request.request_id]
+        self._note_load(request, -1)
+        if len(self._resumed) > 2 * len(self._waiting) + STALE_COUNT_MIN:
+            self._resumed = [
+                (r.rank, r.request_id) for r in self._waiting.values() if r.account.has_begun
+            ]
+            heapq.heapify(self._resumed)
+
+    def _note_load(self, request: Request, sign: int) -> None:
+        self.load.add(request, sign)
+        load = self.loads.setdefault(request.tenant, Load())
+        load.add(request, sign)
+        if not load.count:
+            del self.loads[request.tenant]
 
 
 class Timers:

@@ -73,6 +73,7 @@ def settle(fleet: Fleet, seat: Seat, position: Tokens) -> None:
     seat.settled = position
     if position >= seat.next_event:
         seat.worker.books.reclaim(seat.holding, position)
+        seat.request.account.settle(seat.request.output_count)
         if seat.request.phase is Phase.DECODING:
             fleet.due.append(seat)
 

@@ -5,6 +5,9 @@ import msgspec
 from tidegate.kvcache.demand import Pace
 from tidegate.kvcache.layout import Tokens
 
+TENANT_WEIGHT_MIN = 1e-3
+TENANT_WEIGHT_MAX = 1e6
+
 
 class CoreSettings(msgspec.Struct, frozen=True):
     """Settings of the core. Raises `ValueError`, which names the field, for a bad value.
@@ -15,7 +18,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     finished prompts without a decode worker above which no other prompt begins. For the queue's
     timeout see `deadlines`. A worker that owes an answer is suspect after `stall_timeout_us`,
     and fenced after `fence_timeout_us` more; see `losses`. `prefix_cache` keeps the pages of
-    prompts on the workers that prefill, for prompts that begin alike.
+    prompts on the workers that prefill, for prompts that begin alike. `tenant_weights` are
+    shares of service while several tenants wait; a tenant that is not named has weight 1.
     """
 
     chunk_tokens: Tokens | None = Tokens(512)
@@ -29,6 +33,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     retry_after_ms: int = 1000
     poison_freed_pages: bool = False
     prefix_cache: bool = True
+    tenant_weights: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         for name in (
@@ -44,6 +49,12 @@ class CoreSettings(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        for tenant, weight in self.tenant_weights.items():
+            if not TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX:
+                raise ValueError(
+                    f"tenant_weights: the weight of {tenant!r} must be {TENANT_WEIGHT_MIN:g} "
+                    f"to {TENANT_WEIGHT_MAX:g}, got {weight}"
+                )
         if self.retry_after_ms < 0:
             raise ValueError(f"retry_after_ms must not be negative, got {self.retry_after_ms}")
 

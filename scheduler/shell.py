@@ -267,6 +267,7 @@ class Shell:
                 submit.priority,
                 submit.timeout_ms,
                 self._unit_hashes(submit),
+                submit.tenant,
             ),
             now,
         )

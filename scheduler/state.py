@@ -23,6 +23,7 @@ from tidegate.kvcache.layout import Layout, Tokens
 from tidegate.kvcache.prefix_node import UnitHash
 from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
+from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
 
 Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
@@ -201,7 +202,8 @@ class Request:
         request_id: RequestId,
         client: ClientId,
         lengths: Lengths,
-        rank: Rank,
+        account: Account,
+        number: int,
         own_deadline_us: int | None,
         received_us: int,
         unit_hashes: Sequence[UnitHash],
@@ -209,7 +211,8 @@ class Request:
         self.request_id = request_id
         self.client = client
         self.lengths = lengths
-        self.rank = rank
+        self.account = account
+        self.number = number  # In the order of arrival.
         self.own_deadline_us = own_deadline_us  # The client's; it holds until the first token.
         self.unit_hashes = unit_hashes  # Of its prompt.
         self.cached_tokens = Tokens(0)  # Of its prompt, when it last began before any output.
@@ -228,10 +231,30 @@ class Request:
         self.pages_peak: dict[str, int] = {}
         self.workers: dict[str, WorkerId] = {}
         self._phase = Phase.WAITING
+        self._rank: Rank | None = None
 
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def priority(self) -> int:
+        return self.account.line.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.account.line.tenant
+
+    @property
+    def rank(self) -> Rank:
+        """Its place among those that have begun, which it keeps."""
+        assert self._rank is not None, "a request that has not begun has no rank"
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: Rank) -> None:
+        assert self._rank is None, "a rank never changes"
+        self._rank = rank
 
     @property
     def remaining(self) -> Lengths:
@@ -264,3 +287,4 @@ class Request:
             case Phase.DECODING:
                 assert (self.source is None) != (self.target is None) and self.ticket is None
         assert self._phase is Phase.FINISHED or self.timer_us is not None, "no deadline"
+        assert self.account.has_begun == (self._rank is not None)

@@ -9,7 +9,6 @@
 Nothing here changes the state.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import nsmallest
 
@@ -21,7 +20,7 @@ from tidegate.kvcache.layout import Pages, Tokens
 from tidegate.scheduler.door import Choice, admission_choices, holding, of_role
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
-from tidegate.scheduler.state import Rank, Request, Seat, Worker
+from tidegate.scheduler.state import Request, Seat, Worker
 from tidegate.scheduler.wait_text import wait_text
 
 HOLDER_COUNT_MAX = 8  # Requests that an answer or a log line names; the others are counted.
@@ -117,7 +116,7 @@ class Explainer:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._found: dict[RequestId, Waiting] = {}
-        self._ranks: list[Rank] | None = None  # Of the queue, in order.
+        self._places: dict[RequestId, int] | None = None  # In the queue.
 
     def explain(self, request: Request) -> Waiting:
         """What a living request waits for. A worker's answer, if it waits for nothing else."""
@@ -148,9 +147,9 @@ class Explainer:
 
     def _place(self, request: Request) -> int:
         """How many requests of the queue go before this one."""
-        if self._ranks is None:
-            self._ranks = sorted(waiting.rank for waiting in self._fleet.waiting)
-        return bisect_left(self._ranks, request.rank)
+        if self._places is None:
+            self._places = self._fleet.waiting.places()
+        return self._places[request.request_id]
 
 
 def _cause_on_worker(request: Request) -> Cause:

@@ -98,6 +98,7 @@ def submitted(
     priority: int = 0,
     timeout_ms: int | None = None,
     hashes: Sequence[bytes] = (),
+    tenant: str = "",
 ) -> Submitted:
     return Submitted(
         RequestId(name),
@@ -107,6 +108,7 @@ def submitted(
         priority,
         timeout_ms,
         tuple(hashes),
+        tenant,
     )
 
 

@@ -132,7 +132,7 @@ OF_REQUESTS = (
         "a request takes a new rank when it gives way",
         "scheduler/growth.py",
         "request.preemption_count += 1",
-        "request.preemption_count += 1; request.rank = (0, -request.preemption_count)",
+        "request.preemption_count += 1; request._rank = (0, -request.preemption_count)",
         BySeed(first=TIGHT_SEED_MIN),
     ),
     # A stale report is believed.

@@ -1,4 +1,4 @@
-"""The heaps against plain lists: the right order, and no dead entries without bound."""
+"""The queues against plain lists: the right order, and no dead entries without bound."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,47 +7,79 @@ from tidegate.ipc.protocol import RequestId
 from tidegate.kvcache.demand import Lengths
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.events import ClientId
-from tidegate.scheduler.queues import STALE_COUNT_MIN, Timers, WaitingQueue
+from tidegate.scheduler.fairness import STALE_COUNT_MIN, FairShares
+from tidegate.scheduler.queues import Timers, WaitingQueue
 from tidegate.scheduler.state import Request
 
 
-def request(number: int, priority: int = 0) -> Request:
+def request(
+    number: int, priority: int = 0, shares: FairShares | None = None, tenant: str = ""
+) -> Request:
     return Request(
         RequestId(f"r{number}"),
         ClientId("client"),
-        Lengths(Tokens(1), Tokens(1)),
-        (-priority, number),
+        Lengths(Tokens(1 + number % 3), Tokens(1)),
+        (shares or FairShares({})).open(priority, tenant),
+        number,
         None,
         0,
         (),
     )
 
 
-@given(st.lists(st.one_of(st.integers(-2, 2), st.sampled_from(["head", "any"])), max_size=60))
-def test_the_head_is_the_smallest_rank_of_those_that_wait(steps: list[int | str]) -> None:
-    queue, waiting = WaitingQueue(), list[Request]()
+def order_of_arrival(request: Request) -> tuple[int, bool, int]:
+    has_begun = request.account.has_begun
+    number = request.rank[1] if has_begun else request.number
+    return -request.priority, not has_begun, number
+
+
+@given(st.lists(st.one_of(st.integers(-2, 2), st.sampled_from(["head", "any", "back"]))))
+def test_priority_goes_first_then_who_has_begun_and_then_who_came_first(
+    steps: list[int | str],
+) -> None:
+    queue, waiting, running = WaitingQueue({}), list[Request](), list[Request]()
     for number, step in enumerate(steps):
         if isinstance(step, int):
-            waiting.append(request(number, step))
+            waiting.append(request(number, step, queue.shares))
             queue.add(waiting[-1])
+        elif step == "back" and running:
+            waiting.append(running.pop(number % len(running)))
+            queue.add(waiting[-1])
+        elif step == "head" and waiting:
+            begins = queue.head()
+            assert begins is not None
+            if not begins.account.has_begun:
+                begins.rank = (-begins.priority, number)
+            queue.begin(begins, begins.lengths.prompt)
+            waiting.remove(begins)
+            running.append(begins)
         elif waiting:
-            leaves = queue.head() if step == "head" else waiting[number % len(waiting)]
-            assert leaves is not None and leaves in queue
-            queue.remove(leaves)
-            waiting.remove(leaves)
+            leaves = waiting.pop(number % len(waiting))
+            assert leaves in queue
+            queue.leave(leaves)
             assert leaves not in queue
-        assert queue.head() is min(waiting, key=lambda r: r.rank, default=None)
+        expected = sorted(waiting, key=order_of_arrival)
+        assert queue.head() is next(iter(expected), None)
+        assert list(queue.places()) == [r.request_id for r in expected]
         assert list(queue) == waiting and len(queue) == len(waiting)
+        queue.check()
 
 
 def test_a_queue_behind_a_head_that_waits_keeps_no_entries_of_those_that_left() -> None:
-    queue = WaitingQueue()
-    queue.add(request(0, priority=1))
+    queue = WaitingQueue({})
+    head = request(0, 1, queue.shares)
+    queue.add(head)
     for number in range(1, 10_000):
-        leaves = request(number)
+        leaves = request(number, 1, queue.shares)
         queue.add(leaves)
-        queue.remove(leaves)
-    assert len(queue._heap) <= STALE_COUNT_MIN + 3  # pyright: ignore[reportPrivateUsage] # It is what is bounded.
+        leaves.rank = (-1, number)
+        queue.begin(leaves, leaves.lengths.prompt)
+        queue.add(leaves)  # It has given way.
+        assert queue.head() is leaves
+        queue.leave(leaves)
+        queue.shares.end(leaves.account, 0, 0)
+    assert len(queue._resumed) <= STALE_COUNT_MIN + 3  # pyright: ignore[reportPrivateUsage] # It is what is bounded.
+    assert queue.head() is head
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), max_size=60))

@@ -13,6 +13,7 @@ from simulation.judge import Judge
 from simulation.memory import SimulationError
 from simulation.reference import may_ever_run
 from simulation.scripts import STOP_TOKEN, Script, script_of
+from simulation.shares import Shares
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
     EndReason,
@@ -73,6 +74,7 @@ class Desk:
     ) -> None:
         self.core = Core(settings)
         self.judge = Judge()
+        self.shares = Shares(settings.tenant_weights, 0)
         self.records: dict[LogEvent, int] = {}
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
         self.restart_count = 0  # Of requests that have ended.
@@ -122,6 +124,7 @@ class Desk:
             script.priority,
             script.timeout_ms,
             self._unit_hashes(script),
+            script.tenant,
         )
         self.apply(submitted, now_us)
 
@@ -199,6 +202,8 @@ class Desk:
                 if not self._may_run[request_id]:
                     raise SimulationError(f"{request_id} can never run, and was accepted")
                 self.judge.accept(command)
+                script = script_of(request_id, self._scripts)
+                self.shares.accept(script, command.max_tokens)
             case RefuseRequest(request_id=request_id, status=status):
                 self._living.remove(request_id)
                 if self._may_run[request_id] and status != 429:
@@ -208,6 +213,7 @@ class Desk:
                 end = command.offset + command.count
                 tokens = list(self._reports[command.report][command.offset : end])
                 self.judge.emit(request_id, first_index, tokens)
+                self.shares.emit(request_id, len(tokens))
             case FinishRequest():
                 self._living.remove(command.request_id)
                 self.judge.finish(command)
@@ -218,12 +224,21 @@ class Desk:
                     raise SimulationError(f"an internal error: {command.fields}")
                 if event is LogEvent.REQUEST_PREEMPTED and self.expects_ranks:
                     self._check_preemption(command)
-                if event is LogEvent.REQUEST_FINISHED:
-                    restarts = command.fields["restarts"]
-                    assert isinstance(restarts, int)
-                    self.restart_count += restarts
+                self._note_service(command)
             case _:
                 assert_never(command)
+
+    def _note_service(self, record: Record) -> None:
+        """What the log tells of a request's service when it begins, and when it ends."""
+        if record.event is LogEvent.REQUEST_ADMITTED:
+            assert record.request_id is not None
+            script = script_of(record.request_id, self._scripts)
+            output, cached = number(record, "output_tokens"), number(record, "cached_tokens")
+            self.shares.begin(script, output, cached)
+        elif record.event is LogEvent.REQUEST_FINISHED:
+            assert record.request_id is not None
+            self.restart_count += number(record, "restarts")
+            self.shares.finish(record.request_id, number(record, "charged_tokens"))
 
     def _start(self, row: StartRow) -> Start:
         """The shell's join: it knows the tokens of living requests only."""
@@ -280,3 +295,9 @@ class Desk:
             raise SimulationError("the core asks to be woken up in the past")
         if fleet.requests and wake_us is None:
             raise SimulationError("requests are alive without any deadline")
+
+
+def number(record: Record, field: str) -> int:
+    value = record.fields[field]
+    assert isinstance(value, int)
+    return value

@@ -124,6 +124,8 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     settings = msgspec.structs.replace(settings, prefix_cache=caches)
     share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])
     arrivals = tuple(_shared(random_cache, arrivals, prompt_max, share))
+    arrivals, weights = _with_tenants(Random(f"{seed} tenants"), arrivals)
+    settings = msgspec.structs.replace(settings, tenant_weights=weights)
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients
@@ -302,6 +304,24 @@ def _shared(
                 shared_tokens=random.randint(0, round(prompt_max * 1.1)),
             )
         yield msgspec.structs.replace(arrival, script=script)
+
+
+def _with_tenants(
+    random: Random, arrivals: Sequence[Arrival]
+) -> tuple[tuple[Arrival, ...], dict[str, float]]:
+    """The same arrivals, sent by tenants of which some send more than others, with weights."""
+    tenants = ["", "a", "b", "c"][: random.choice([1, 2, 2, 3, 4])]
+    busy = random.choice([1, 1, 10])  # How much more the first of them sends.
+    weights = {
+        tenant: random.choice([0.5, 2.0, 3.0]) for tenant in tenants if random.random() < 0.4
+    }
+    drawn = random.choices(tenants, [busy] + [1] * (len(tenants) - 1), k=len(arrivals))
+    return tuple(
+        msgspec.structs.replace(
+            arrival, script=msgspec.structs.replace(arrival.script, tenant=tenant)
+        )
+        for arrival, tenant in zip(arrivals, drawn, strict=True)
+    ), weights
 
 
 def _script(

@@ -27,6 +27,7 @@ class Script(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     family: int = 0
     shared_tokens: int = 0  # So long its prompt is that of its whole family.
+    tenant: str = ""
 
     @property
     def request_id(self) -> RequestId:
