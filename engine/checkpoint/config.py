@@ -7,8 +7,8 @@ import msgspec
 
 from tidegate.engine.checkpoint.errors import CheckpointError
 
-Family = Literal["llama", "gemma3", "gemma4", "gpt_oss"]
-FAMILIES: tuple[Family, ...] = ("llama", "gemma3", "gemma4", "gpt_oss")
+Family = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2"]
+FAMILIES: tuple[Family, ...] = ("llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2")
 
 LAYER_COUNT_MAX = 1024
 COUNT_MAX = 2**31 - 1  # Of every other size: far above any model, far below trouble.

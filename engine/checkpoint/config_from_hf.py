@@ -23,6 +23,7 @@ from tidegate.engine.checkpoint.families.llama_from_hf import (
     qwen3_from_hf,
     smollm3_from_hf,
 )
+from tidegate.engine.checkpoint.families.mimo_v2_from_hf import mimo_v2_from_hf
 from tidegate.engine.checkpoint.hf_fields import ids
 from tidegate.engine.checkpoint.small_file import read_json
 
@@ -41,6 +42,7 @@ ARCHITECTURES: dict[str, tuple[Family, Read]] = {
     "Gemma4ForCausalLM": ("gemma4", gemma4_from_hf),
     "Gemma4ForConditionalGeneration": ("gemma4", multimodal_gemma4_from_hf),
     "GptOssForCausalLM": ("gpt_oss", gpt_oss_from_hf),
+    "MiMoV2FlashForCausalLM": ("mimo_v2", mimo_v2_from_hf),
 }
 
 

@@ -17,6 +17,9 @@ WINDOW_ALONE_SHARED = (
     "nothing else that earlier steps left behind; layers' inputs are made of the token alone"
 )
 KEYS_AND_VALUES = "2 x KV heads x head size x bytes of an element, for each layer"
+KEYS_AND_NARROWER_VALUES = (
+    "KV heads x (key size + value size) x bytes of an element, for each layer"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,21 @@ FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
                 "window",
                 "sliding-window layers, of Mistral all, of most others none",
                 KEYS_AND_VALUES,
+            ),
+        ),
+    ),
+    "mimo_v2": FamilyLayout(
+        hybrid_layout,
+        swa_only_transfer=True,
+        # Sinks, which window layers alone have, are weights; a router looks at one token.
+        reason=f"{WINDOW_ALONE}; sinks are weights",
+        groups=(
+            GroupTerms("full", "all", "full-attention layers", KEYS_AND_NARROWER_VALUES),
+            GroupTerms(
+                "window",
+                "window",
+                "sliding-window layers, with KV heads of their own number",
+                KEYS_AND_NARROWER_VALUES,
             ),
         ),
     ),

@@ -10,11 +10,13 @@ from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
 from tidegate.engine.checkpoint.families.gpt_oss import GptOssConfig
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.families.mimo_v2 import MimoV2Config
 from tidegate.engine.models.gemma3 import Gemma3
 from tidegate.engine.models.gemma4 import Gemma4
 from tidegate.engine.models.gpt_oss import GptOss
 from tidegate.engine.models.layouts import layout_for as layout_for
 from tidegate.engine.models.llama import Llama
+from tidegate.engine.models.mimo_v2 import MimoV2
 from tidegate.engine.models.parts import Weights
 from tidegate.kvcache.page_store import TORCH_DTYPES, PageStore
 
@@ -46,5 +48,7 @@ def build_model(
             return GptOss(config, weights, place, kind)
         case LlamaConfig():
             return Llama(config, weights, place, kind)
+        case MimoV2Config():
+            return MimoV2(config, weights, place, kind)
         case _:
             raise AssertionError(f"no code for the {config.family} family")

@@ -38,6 +38,8 @@ RUNS: list[tuple[TinyFamily, str | None]] = [
     ("gemma4", "false"),
     ("gpt_oss", "true"),
     ("gpt_oss", "false"),
+    ("mimo_v2", "true"),
+    ("mimo_v2", "false"),
 ]
 
 

@@ -9,6 +9,7 @@ from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
 from tidegate.engine.checkpoint.families.gpt_oss import GptOssConfig, GptOssExperts
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.families.mimo_v2 import MimoV2Config, MimoV2Experts
 from tidegate.engine.checkpoint.rope import Rope
 from tidegate.engine.models.registry import Model, build_model
 
@@ -54,6 +55,27 @@ def tiny_config(family: Family) -> ModelConfig:
             has_query_key_value_bias=False,
             has_output_bias=False,
             has_mlp_bias=False,
+        )
+    if family == "mimo_v2":
+        narrow = AttentionShape(head_count=2, kv_head_count=2, key_size=16, value_size=8)
+        common["attention"] = (narrow, heads, narrow)
+        return MimoV2Config(
+            **common,
+            has_attention_bias=False,
+            value_scale=0.7,
+            rope_window=Rope(theta=1000.0, size=8),
+            window=WINDOW,
+            layer_is_window=(True, False, True),
+            layer_has_experts=(False, True, True),
+            experts=MimoV2Experts(
+                count=4,
+                per_token=2,
+                width=16,
+                group_count=2,
+                groups_per_token=1,
+                normalises_weights=True,
+                weight_scale=1.0,
+            ),
         )
     if family == "gemma4":
         common["attention"] = (heads,) * 3

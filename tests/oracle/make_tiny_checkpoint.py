@@ -19,9 +19,11 @@ from transformers import (
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
 )
 
-TinyFamily = Literal["llama", "gemma3", "gemma4", "gpt_oss"]
+TinyFamily = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2"]
 
 VOCAB_SIZE = 384
 
@@ -34,18 +36,21 @@ SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
         *("<|startoftext|>", "<|endoftext|>", "<|return|>"),
         *("<|start|>", "<|message|>", "<|end|>"),
     ],
+    "mimo_v2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
 }
 BOS_TOKEN: dict[TinyFamily, str | None] = {
     "llama": None,
     "gemma3": "<bos>",
     "gemma4": "<bos>",
     "gpt_oss": None,
+    "mimo_v2": None,
 }
 EOS_TOKEN: dict[TinyFamily, str] = {
     "llama": "<|im_end|>",
     "gemma3": "<eos>",
     "gemma4": "<eos>",
     "gpt_oss": "<|return|>",
+    "mimo_v2": "<|im_end|>",
 }
 
 # Typed loosely: the fields go in by name, from a dict that tests may extend.
@@ -54,14 +59,16 @@ TRANSFORMERS_CLASSES: dict[TinyFamily, tuple[Any, Any]] = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "mimo_v2": (MiMoV2FlashConfig, MiMoV2FlashForCausalLM),
 }
 
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 CHAT_TEMPLATE: dict[TinyFamily, str] = {
-    "llama": (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-        "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ),
+    "llama": CHATML_TEMPLATE,
     "gemma3": (
         "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"
         "{{ message['content'] }}<end_of_turn>\n{% endfor %}"
@@ -77,6 +84,7 @@ CHAT_TEMPLATE: dict[TinyFamily, str] = {
         "{{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
     ),
+    "mimo_v2": CHATML_TEMPLATE,
 }
 
 # Fields of transformers' configuration class, besides those that all families share.
@@ -119,6 +127,17 @@ OWN_FIELDS: dict[TinyFamily, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "sliding_window": 32,
+        "bos_token_id": None,
+    },
+    "mimo_v2": {
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 33,
         "bos_token_id": None,
     },
 }
@@ -175,7 +194,9 @@ def make_tiny_checkpoint(
     which every third is full, with 4 heads of 32 and 1 KV head whose projection gives the
     values too; the others have a window of 32 tokens, 4 heads of 16, 2 KV heads; the last 2
     share keys, and each layer has an input. `gpt_oss`: 4 layers, the first and the third with a
-    window of 32 tokens, 4 heads of 16, 2 KV heads, 2 of 8 experts for each token. All: hidden
+    window of 32 tokens, 4 heads of 16, 2 KV heads, 2 of 8 experts for each token. `mimo_v2`: 6
+    layers, the first and the last full with 1 KV head, the others with a window of 33 tokens
+    and 2 KV heads, keys of 24 and values of 16, 2 of 8 experts after the first. All: hidden
     size 64, 384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of
     transformers' configuration class, for example `num_hidden_layers=2` or `sliding_window=16`;
     a `num_hidden_layers` of a Gemma also sets `layer_types` (every third layer full) unless

@@ -31,11 +31,13 @@ def with_layers(family: Family, *layer_is_window: bool) -> ModelConfig:
     changes: dict[str, Any] = {"window": WINDOW if has_window else None}
     if family == "llama":
         changes["layer_has_rope"] = (True,) * len(layer_is_window)
-    elif family in ("gemma3", "gemma4"):
+    elif family in ("gemma3", "gemma4", "mimo_v2"):
         changes["rope_window"] = Rope(theta=1000.0, size=16) if has_window else None
-    if family == "gemma4":
+    if family in ("gemma4", "mimo_v2"):
         heads = tiny_config(family).attention_of(0)
         changes["attention"] = (heads,) * len(layer_is_window)
+    if family == "mimo_v2":
+        changes |= {"layer_has_experts": (False,) * len(layer_is_window), "experts": None}
     return msgspec.structs.replace(
         tiny_config(family),
         layer_count=len(layer_is_window),
