@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from simulation.scenario import draw
+from simulation.overload import draw_any
 from simulation.simulator import Outcome, Simulator
 
 SEEDS_PER_TASK = 50
 
 
 def run_seed(seed: int, *, checks: bool = True) -> Outcome:
-    return Simulator(draw(seed), checks=checks).run()
+    return Simulator(draw_any(seed), checks=checks).run()
 
 
 def run_seeds(
@@ -47,13 +47,14 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.stale_answer_count += outcome.stale_answer_count
     total.preemption_count += outcome.preemption_count
     total.restart_count += outcome.restart_count
+    total.queue_timeout_count += outcome.queue_timeout_count
     for phase, count in outcome.cancelled_in.items():
         total.cancelled_in[phase] = total.cancelled_in.get(phase, 0) + count
 
 
 def show_trace(seed: int) -> None:
     """Print a run event by event, up to its failure if it fails."""
-    scenario = draw(seed)
+    scenario = draw_any(seed)
     print(scenario)
     Simulator(scenario, trace=lambda now_us, item: print(f"{now_us:>10} {item}")).run()
 
@@ -65,7 +66,7 @@ def digest(seed: int) -> str:
     def note(now_us: int, item: object) -> None:
         state.update(f"{now_us} {item}\n".encode())
 
-    Simulator(draw(seed), trace=note).run()
+    Simulator(draw_any(seed), trace=note).run()
     return state.hexdigest()
 
 
@@ -114,6 +115,7 @@ def main(arguments: list[str]) -> int:
         f"{total.stale_answer_count} late answers, "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"{total.fence_count} workers fenced, "
+        f"{total.queue_timeout_count} ended in the queue, "
         f"cancelled in {cancelled}"
     )
     return 1 if failures else 0

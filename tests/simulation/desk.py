@@ -10,6 +10,7 @@ from typing import assert_never
 
 from simulation.fake_worker import FakeWorker
 from simulation.judge import Judge
+from simulation.liveness import Liveness
 from simulation.memory import SimulationError
 from simulation.reference import may_ever_run
 from simulation.scripts import STOP_TOKEN, Script, script_of
@@ -75,6 +76,7 @@ class Desk:
         self.core = Core(settings)
         self.judge = Judge()
         self.shares = Shares(settings.tenant_weights, 0)
+        self.liveness = Liveness()
         self.records: dict[LogEvent, int] = {}
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
         self.restart_count = 0  # Of requests that have ended.
@@ -223,7 +225,7 @@ class Desk:
                 if event is LogEvent.INTERNAL_ERROR:
                     raise SimulationError(f"an internal error: {command.fields}")
                 if event is LogEvent.REQUEST_PREEMPTED and self.expects_ranks:
-                    self._check_preemption(command)
+                    self.liveness.preempted(command, self.core.fleet, self.judge.streams)
                 self._note_service(command)
             case _:
                 assert_never(command)
@@ -235,6 +237,9 @@ class Desk:
             script = script_of(record.request_id, self._scripts)
             output, cached = number(record, "output_tokens"), number(record, "cached_tokens")
             self.shares.begin(script, output, cached)
+            request = self.core.fleet.requests.get(record.request_id)
+            if request is not None:
+                self.liveness.admitted(request)
         elif record.event is LogEvent.REQUEST_FINISHED:
             assert record.request_id is not None
             self.restart_count += number(record, "restarts")
@@ -261,19 +266,6 @@ class Desk:
             stop_ids=pack_ids([STOP_TOKEN]),
             ignore_eos=False,
         )
-
-    def _check_preemption(self, record: Record) -> None:
-        """Who gives way never has the highest rank there, nor a higher one than who starves."""
-        fleet = self.core.fleet
-        requests = fleet.requests
-        victim = requests.get(RequestId(record.request_id or ""))
-        starved = requests.get(RequestId(str(record.fields["by"])))
-        seats = fleet.workers[WorkerId(str(record.fields["worker"]))].seats.values()
-        if victim is None or starved is None or victim.rank < starved.rank:
-            raise SimulationError(f"the wrong request gives way: {record}")
-        # Whoever is above it there is not preempted by the same plan, or not all of them are.
-        if not any(seat.request.rank < victim.rank for seat in seats):
-            raise SimulationError(f"the highest rank gives way: {record}")
 
     def _check_waits(self) -> None:
         """Each request can be told what it waits for, and it is nothing that is there."""

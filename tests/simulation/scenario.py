@@ -77,6 +77,7 @@ class Scenario(msgspec.Struct, frozen=True):
     turn_us_max: int  # How long what arrives may wait for the scheduler's next turn.
     fault_share: float
     fetch_error_share: float
+    preempt_share: float = 0.0  # Of turns, before which some row gives way for no reason.
 
 
 def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:

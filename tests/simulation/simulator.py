@@ -18,8 +18,9 @@ import msgspec
 from simulation.desk import Desk
 from simulation.fake_worker import FakeWorker, Launch, PoolKey, Pull
 from simulation.judge import Stream
+from simulation.liveness import preempt_at_random
 from simulation.memory import Memory, SimulationError
-from simulation.scenario import Arrival, Scenario, Trouble, WorkerPlan
+from simulation.scenario import QUEUE_US, Arrival, Scenario, Trouble, WorkerPlan
 from simulation.scripts import Script
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, Fault, Incarnation, Plan, Report, WorkerId
@@ -43,6 +44,7 @@ class Outcome(msgspec.Struct):
     stale_answer_count: int = 0
     preemption_count: int = 0
     fence_count: int = 0
+    queue_timeout_count: int = 0
     restart_count: int = 0  # How often a request has begun anew because a worker was lost.
     cancelled_in: dict[Phase, int] = msgspec.field(default_factory=dict[Phase, int])
 
@@ -151,6 +153,9 @@ class Simulator:
         inbox, self._inbox = self._inbox, []
         for happen in inbox:
             happen()
+        share = self.scenario.preempt_share
+        if share and self._random.random() < share:
+            preempt_at_random(self.desk.core.fleet, self._random, self.now_us)
         for worker, plan in self.desk.plan(self.now_us):
             self._send_plan(self._lives[worker], plan)
         self._look_at_phases()
@@ -371,6 +376,9 @@ class Simulator:
                 is_right = stream.is_cancelled
             case EndReason.TIMEOUT if named:
                 is_right = named[0] in stalling
+            case EndReason.TIMEOUT if answer.text.startswith("it waited"):
+                is_right = self.scenario.settings.queue_timeout_us < QUEUE_US
+                self.outcome.queue_timeout_count += 1
             case EndReason.TIMEOUT:
                 has_own = stream.script.timeout_ms is not None
                 is_right = has_own and "its own timeout" in answer.text
