@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from tidegate import __version__
-from tidegate.cli import logs, models, plan, proxy, scheduler, serve, worker
+from tidegate.cli import inspect_model, logs, models, plan, proxy, scheduler, serve, worker
 from tidegate.cli.parser import USAGE_STATUS, Parser
 
 DESCRIPTION = """\
@@ -27,7 +27,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="tidegate", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"tidegate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, logs, models, plan, scheduler, worker, proxy):
+    for command in (serve, logs, models, inspect_model, plan, scheduler, worker, proxy):
         command.add(commands)
     return parser
 

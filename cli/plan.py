@@ -6,17 +6,9 @@ import sys
 import msgspec
 
 from tidegate.cli import values
-from tidegate.cli.options import (
-    DEFAULT_MAX_TOKENS,
-    Subparsers,
-    add_chunk,
-    add_command,
-    add_dtype,
-    add_max_running,
-    add_model_name,
-    add_pools,
-)
+from tidegate.cli.options import Subparsers, add_command, add_model_name
 from tidegate.cli.parser import fail
+from tidegate.cli.planned import add_planned, outputs_of, planned_workers
 
 DESCRIPTION = """\
 Tells what `tidegate serve` would do with the same options: its pools, the longest prompt, and
@@ -34,28 +26,7 @@ examples:
 def add(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "plan", run, "tell what fits, before serving", DESCRIPTION)
     add_model_name(parser)
-    add_pools(
-        parser.add_argument_group("pools, of each worker"),
-        "needed unless --full-pool-tokens is given",
-    )
-    engine = parser.add_argument_group("engine")
-    add_dtype(engine)
-    add_max_running(engine)
-    add_chunk(engine)
-    engine.add_argument(
-        "--role-both",
-        action="store_true",
-        help="one worker that does prefill and decode, without a hand-off",
-    )
-    questions = parser.add_argument_group("what is asked")
-    questions.add_argument(
-        "--max-tokens",
-        type=values.count,
-        metavar="N",
-        default=DEFAULT_MAX_TOKENS,
-        help="new tokens that the longest prompt leaves room for, beside 1 "
-        f"(default {DEFAULT_MAX_TOKENS})",
-    )
+    questions = add_planned(parser, "needed unless --full-pool-tokens is given")
     questions.add_argument(
         "--lengths",
         type=values.lengths,
@@ -69,38 +40,15 @@ def add(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from tidegate.cli.plan_text import render
     from tidegate.cli.planning import Size, default_sizes, make_plan
-    from tidegate.cli.pool_checks import check_model, check_pool_tokens
+    from tidegate.cli.pool_checks import check_model
     from tidegate.engine.checkpoint.errors import CheckpointError
     from tidegate.engine.checkpoint.registry import open_checkpoint
-    from tidegate.engine.settings import SettingError, WorkerSettings
-    from tidegate.ipc.protocol import Role, WorkerId
+    from tidegate.engine.settings import SettingError
     from tidegate.kvcache.layout import LayoutError
     from tidegate.kvcache.sizer import SizeError
 
-    def settings(role: Role) -> WorkerSettings:
-        return WorkerSettings(
-            model=arguments.model,
-            role=role,
-            name=WorkerId(role.value),
-            endpoint="",
-            dtype=arguments.dtype,
-            page_tokens=arguments.page_tokens,
-            kv_memory=arguments.kv_memory,
-            full_pool_tokens=arguments.full_pool_tokens,
-            window_pool_tokens=arguments.window_pool_tokens,
-            max_running=arguments.max_running,
-            chunk_tokens=arguments.chunk_tokens,
-            swa_only_transfer=arguments.swa_only_transfer,
-        )
-
-    roles = (Role.BOTH,) if arguments.role_both else (Role.PREFILL, Role.DECODE)
-    workers = [settings(role) for role in roles]
     try:
-        for worker in workers:
-            worker.check()
-        page_tokens: int = arguments.page_tokens
-        check_pool_tokens("--full-pool-tokens", arguments.full_pool_tokens, page_tokens)
-        check_pool_tokens("--window-pool-tokens", arguments.window_pool_tokens, page_tokens)
+        workers = planned_workers(arguments)
         config = open_checkpoint(arguments.model, needs_weights=False).config
         check_model(arguments, config)
         sizes = (
@@ -108,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.lengths is None
             else tuple(Size(*pair) for pair in arguments.lengths)
         )
-        max_tokens = tuple(dict.fromkeys((1, arguments.max_tokens)))
-        plan = make_plan(config, workers, max_tokens, sizes)
+        plan = make_plan(config, workers, outputs_of(arguments), sizes)
     except (CheckpointError, LayoutError, SettingError, SizeError) as error:
         fail(arguments.parser.prog, str(error))
     if arguments.json:

@@ -12,24 +12,24 @@ LINE_WIDTH = 96
 
 def render(plan: Plan) -> str:
     """For a terminal."""
-    servers = _shown_servers(plan)
+    servers = shown_servers(plan)
     sections = [
         [
             f"{plan.model}: {plan.family} family, {plan.layer_count} layers, context "
             f"{plan.context:,} tokens",
         ],
         _memory_lines(plan),
-        _pool_lines(plan),
-        _flag_lines(plan.workers),
-        _warning_lines(plan.workers),
-        _longest_lines(servers),
+        pool_lines(plan),
+        flag_lines(plan.workers),
+        warning_lines(plan.workers),
+        longest_lines(servers),
         _at_once_lines(plan, servers),
         _assumption_lines(plan, servers),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def _shown_servers(plan: Plan) -> Sequence[ServerFacts]:
+def shown_servers(plan: Plan) -> Sequence[ServerFacts]:
     """Without a window layer the others would be the same server."""
     has_window = any(
         pool.window_tokens is not None for worker in plan.workers for pool in worker.pools
@@ -60,7 +60,7 @@ def _memory_lines(plan: Plan) -> list[str]:
     return columns(rows, right=(1,))
 
 
-def _pool_lines(plan: Plan) -> list[str]:
+def pool_lines(plan: Plan) -> list[str]:
     rows = [("worker", "pool", "reads", "bytes a token", "tokens", "pages", "bytes")]
     rows.extend(
         (
@@ -80,7 +80,7 @@ def _pool_lines(plan: Plan) -> list[str]:
     return columns(rows, right=(3, 4, 5, 6))
 
 
-def _flag_lines(workers: Sequence[WorkerFacts]) -> list[str]:
+def flag_lines(workers: Sequence[WorkerFacts]) -> list[str]:
     by_flag: dict[str, list[str]] = {}
     for worker in workers:
         flag = worker.swa_only_transfer
@@ -88,22 +88,22 @@ def _flag_lines(workers: Sequence[WorkerFacts]) -> list[str]:
         by_flag.setdefault(f"{shown}: {worker.reason}", []).append(worker.role)
     lines: list[str] = []
     for text, roles in by_flag.items():
-        lines += _wrapped(f"swa_only_transfer on {' and '.join(roles)} is {text}.")
+        lines += wrapped(f"swa_only_transfer on {' and '.join(roles)} is {text}.")
     return lines
 
 
-def _warning_lines(workers: Sequence[WorkerFacts]) -> list[str]:
+def warning_lines(workers: Sequence[WorkerFacts]) -> list[str]:
     roles_of: dict[str, list[str]] = {}
     for worker in workers:
         for text in worker.warnings:
             roles_of.setdefault(text, []).append(worker.role)
     lines: list[str] = []
     for text, roles in roles_of.items():
-        lines += _wrapped(f"warning ({' and '.join(roles)}): {text}")
+        lines += wrapped(f"warning ({' and '.join(roles)}): {text}")
     return lines
 
 
-def _longest_lines(servers: Sequence[ServerFacts]) -> list[str]:
+def longest_lines(servers: Sequence[ServerFacts]) -> list[str]:
     head = ["longest prompt, in tokens"]
     for found in servers[0].longest_prompts:
         head += [f"max_tokens {found.max_tokens:,}", "limited by"]
@@ -157,10 +157,10 @@ def _assumption_lines(plan: Plan, servers: Sequence[ServerFacts]) -> list[str]:
         "In brackets what allows no more: a pool, or the "
         f"{plan.max_running} {ROWS} of a worker (--max-running).",
     ]
-    return ["Assumptions", *(line for text in texts for line in _wrapped(text, "  "))]
+    return ["Assumptions", *(line for text in texts for line in wrapped(text, "  "))]
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, LINE_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
     )

@@ -164,6 +164,17 @@ def window_cap(server: Server) -> tuple[Limit, Tokens] | None:
     return min(caps, key=lambda cap: cap[1], default=None)
 
 
+def handoff_bytes(layout: Layout, prompt: Tokens) -> int:
+    """What the hand-off of a prompt of so many tokens moves, in whole pages."""
+    # The rest of the lengths and the pace do not matter to what is moved.
+    lengths, pace = Lengths(prompt, Tokens(2)), Pace(None, 1, Tokens(1))
+    keeps = keeps_windows(Leg.SOURCE, layout.swa_only_transfer)
+    return sum(
+        demand(group, Phase.HANDOFF, lengths, pace, whole_prompt=keeps).floor * group.page_bytes
+        for group in layout.groups
+    )
+
+
 def without_windows(layout: Layout) -> Layout:
     """The same tensors with one cache for every position of every layer.
 

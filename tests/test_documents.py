@@ -25,6 +25,7 @@ def known_options() -> set[str]:
         "proxy",
         "plan",
         "models",
+        "inspect",
         "logs story",
         "logs summary",
         "logs why",
@@ -34,7 +35,12 @@ def known_options() -> set[str]:
 
 
 def _least(command: str) -> list[str]:
-    needed = {"worker": ["--role", "both"], "logs story": ["id"], "logs why": ["id"]}
+    needed = {
+        "worker": ["--role", "both"],
+        "logs story": ["id"],
+        "logs why": ["id"],
+        "inspect": ["m"],
+    }
     return [*command.split(), *needed.get(command, [])]
 
 

@@ -61,6 +61,11 @@ class GgufCheckpoint:
         )
         return self.header.boolean("tokenizer.ggml.add_bos_token", default)
 
+    @property
+    def has_weights(self) -> bool:
+        """Such a file always holds them."""
+        return True
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the configuration and the vocabulary, and of a sample of the weights."""

@@ -90,6 +90,11 @@ class HfCheckpoint:
                 raise CheckpointError(f"{index_path}: {name!r} is not the name of a file here")
         return [self.path / name for name in names]
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights, beside the configuration."""
+        return any((self.path / name).exists() for name in (SINGLE_FILE, INDEX_FILE))
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the configuration and the tokenizer, and of a sample of the weights."""
