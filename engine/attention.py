@@ -8,6 +8,7 @@ beat torch's fused attention clearly in bfloat16, and one path serves all device
 """
 
 from functools import lru_cache
+from math import prod
 
 import torch
 
@@ -17,23 +18,44 @@ from tidegate.kvcache.layout import Reach, Window
 # Rows of a block of scores (queries times the query heads of one key head). More rows waste
 # work on keys that most of the block may not see, fewer make the products small.
 SCORE_ROWS = {"cpu": 256, "cuda": 8192}
+# Scores of a block. Where there are more keys, it has fewer rows.
+SCORE_COUNT_MAX = {"cpu": 16 * 1024 * 1024, "cuda": 256 * 1024 * 1024}
+
+# What the buffers of a `Scratch` hold.
+KEYS, VALUES, PRODUCTS, SCORES = range(4)
+# A buffer that has become too small grows by so much at least: contexts grow chunk by chunk.
+BUFFER_GROWTH_MIN = 1.25
 
 
 class Scratch:
-    """Memory that gathers write to, kept from layer to layer: new memory costs page faults."""
+    """Memory for what is large, kept from layer to layer: new memory costs page faults, which
+    take longer than the arithmetic where contexts are long.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[int, torch.Tensor] = {}
 
+    def take(
+        self, number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Contiguous and uninitialised, in buffer `number`: valid until the next such call."""
+        size = prod(shape)
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.numel() < size or buffer.dtype != dtype:
+            old_size = 0 if buffer is None else buffer.numel()
+            grown = max(size, int(old_size * BUFFER_GROWTH_MIN))
+            # Before the new one is made: both at a time would be the most memory of all.
+            self._buffers.pop(number, None)
+            del buffer
+            buffer = torch.empty(grown, dtype=dtype, device=device)
+            self._buffers[number] = buffer
+        return buffer[:size].view(shape)
+
     def gather(self, number: int, pages: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """`pages[ids]`, contiguous, in buffer `number`: valid until the next such call."""
         shape = (ids.shape[0], *pages.shape[1:])
-        size = ids.shape[0] * pages[0].numel()
-        buffer = self._buffers.get(number)
-        if buffer is None or buffer.numel() < size or buffer.dtype != pages.dtype:
-            buffer = torch.empty(size, dtype=pages.dtype, device=pages.device)
-            self._buffers[number] = buffer
-        return torch.index_select(pages, 0, ids, out=buffer[:size].view(shape))
+        out = self.take(number, shape, pages.dtype, pages.device)
+        return torch.index_select(pages, 0, ids, out=out)
 
 
 def attend(
@@ -63,7 +85,16 @@ def attend(
         piece_keys, piece_values = keys[part], values[part]
         if piece.first_key < piece.start:
             piece_keys, piece_values = _gather(piece, key_pages, value_pages, scratch)
-        _prefill(piece, plan.reach, queries[part], piece_keys, piece_values, sinks, out[part])
+        _prefill(
+            piece,
+            plan.reach,
+            queries[part],
+            piece_keys,
+            piece_values,
+            scratch,
+            sinks,
+            out[part],
+        )
     return out.flatten(1)
 
 
@@ -81,7 +112,7 @@ def attend_stored(
     for piece in plan.prefill:
         part = slice(piece.first_token, piece.first_token + piece.count)
         keys, values = _gather(piece, key_pages, value_pages, scratch)
-        _prefill(piece, plan.reach, queries[part], keys, values, sinks, out[part])
+        _prefill(piece, plan.reach, queries[part], keys, values, scratch, sinks, out[part])
     return out.flatten(1)
 
 
@@ -104,8 +135,8 @@ def _gather(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the positions that the segment reads: [positions, key heads, size]."""
     first, end = piece.skip, piece.skip + piece.end - piece.first_key
-    keys = scratch.gather(0, key_pages, piece.pages).flatten(0, 1)[first:end]
-    values = scratch.gather(1, value_pages, piece.pages).flatten(0, 1)[first:end]
+    keys = scratch.gather(KEYS, key_pages, piece.pages).flatten(0, 1)[first:end]
+    values = scratch.gather(VALUES, value_pages, piece.pages).flatten(0, 1)[first:end]
     return keys, values
 
 
@@ -124,8 +155,8 @@ def _decode(
     """
     key_heads = key_pages.shape[2]
     count, heads = bucket.rows.shape[0], queries.shape[1]
-    keys = scratch.gather(0, key_pages, bucket.pages).flatten(0, 1).flatten(1)
-    values = scratch.gather(1, value_pages, bucket.pages).flatten(0, 1).flatten(1)
+    keys = scratch.gather(KEYS, key_pages, bucket.pages).flatten(0, 1).flatten(1)
+    values = scratch.gather(VALUES, value_pages, bucket.pages).flatten(0, 1).flatten(1)
     # Zero, since NaN times a weight of zero is NaN.
     keys.index_fill_(0, bucket.unused, 0)
     values.index_fill_(0, bucket.unused, 0)
@@ -149,17 +180,18 @@ def _prefill(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    scratch: Scratch,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Attention of one segment, in blocks of queries, each over the keys that it may see.
 
-    `keys` and `values` hold the positions from `piece.first_key` to `piece.end`. So cost and
-    memory grow linearly with the segment under a window, and memory does without one.
+    `keys` and `values` hold the positions from `piece.first_key` to `piece.end`. So under
+    a window cost grows linearly with the segment; scores take a bounded memory in any case.
     """
     key_heads = keys.shape[1]
     ratio = queries.shape[1] // key_heads
-    size = max(1, SCORE_ROWS[queries.device.type] // ratio)
+    size = _block_size(piece, reach, ratio, queries.device)
     ahead, behind = _edges(size, queries.device)
     by_key_head = queries.view(piece.count, key_heads, ratio, -1)
     out_by_key_head = out.view(piece.count, key_heads, ratio, -1)
@@ -176,14 +208,35 @@ def _prefill(
                 shift = low - (position - reach.tokens + 1)
             high = position + count
             block = by_key_head[first : first + count, head].flatten(0, 1)
-            products = torch.mm(block, head_keys[:, low:high]).float()
-            scores = products.view(count, ratio, high - low)
+            shape = (count * ratio, high - low)
+            products = scratch.take(PRODUCTS, shape, block.dtype, block.device)
+            torch.mm(block, head_keys[:, low:high], out=products)
+            flat = products
+            if products.dtype is not torch.float32:
+                flat = scratch.take(SCORES, shape, torch.float32, block.device).copy_(products)
+            scores = flat.view(count, ratio, high - low)
             scores[:, :, -count:].add_(ahead[:count, :, :count])
             if shift < count:
                 scores[:, :, : count - shift].add_(behind[:count, :, shift:count])
-            weights = _weights(scores, own_sinks).flatten(0, 1).to(values.dtype)
+            if own_sinks is None:
+                weights = torch.softmax(flat, -1, out=flat)
+            else:
+                weights = _weights(scores, own_sinks).flatten(0, 1)
+            if weights.dtype is not values.dtype:
+                weights = products.copy_(weights)
             result = torch.mm(weights, head_values[low:high])
             out_by_key_head[first : first + count, head] = result.view(count, ratio, -1)
+
+
+def _block_size(piece: PrefillPiece, reach: Reach, ratio: int, device: torch.device) -> int:
+    """Queries of a block: a power of two times fewer where it reads many keys."""
+    keys = piece.end - piece.first_key
+    rows = SCORE_ROWS[device.type]
+    if isinstance(reach, Window):
+        keys = min(keys, reach.tokens + rows)
+    while rows * keys > SCORE_COUNT_MAX[device.type] and rows > ratio:
+        rows //= 2
+    return max(1, rows // ratio)
 
 
 def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

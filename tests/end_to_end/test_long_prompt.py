@@ -24,9 +24,9 @@ OPTIONS = (
     *("--full-pool-tokens", "100096"),
     *("--max-running", "4"),
 )
-# Of the prefill worker, from the first chunks to the last: what launches use grows with the
-# positions that the full-attention layers read.
-GROWTH_MIB_MAX = 64
+# Of the prefill worker, from the first chunks to the last. What grows are the buffers that
+# launches keep: 80 MiB of scores, and the keys and values of one full-attention layer.
+GROWTH_MIB_MAX = 128
 SAMPLE_S = 0.25
 
 
