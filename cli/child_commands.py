@@ -24,6 +24,15 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *option("--queue-timeout", core.queue_timeout_us / 1e6),
         *option("--stall-timeout", core.stall_timeout_us / 1e6),
         *option("--fence-timeout", core.fence_timeout_us / 1e6),
+        *option("--queue-requests", core.waiting_count_max),
+        *option("--queue-tokens", core.waiting_tokens_max),
+        *option("--tenant-queue-requests", core.tenant_waiting_count_max),
+        *option("--tenant-queue-tokens", core.tenant_waiting_tokens_max),
+        *(
+            part
+            for tenant, weight in core.tenant_weights.items()
+            for part in option("--tenant-weight", f"{tenant}={weight!r}")
+        ),
         *(("--poison-freed-pages",) if core.poison_freed_pages else ()),
         *(() if core.prefix_cache else ("--no-prefix-cache",)),
         *option("--fence-fd", settings.fence_fd),

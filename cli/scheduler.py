@@ -13,6 +13,7 @@ from tidegate.cli.options import (
 )
 from tidegate.cli.parser import fail, leave
 from tidegate.cli.paths import default_worker_endpoint
+from tidegate.cli.queue_options import add_queue
 
 DESCRIPTION = """\
 Starts one scheduler. Workers and clients dial its two endpoints, in any order and at any time.
@@ -31,6 +32,7 @@ def add(subparsers: Subparsers) -> None:
         )
     add_chunk(parser)
     add_scheduling(parser)
+    add_queue(parser)
     add_log(parser)
     add_lifeline(parser)
     add_fence(parser)

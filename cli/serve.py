@@ -14,6 +14,7 @@ from tidegate.cli.options import (
     add_scheduling,
 )
 from tidegate.cli.parser import fail
+from tidegate.cli.queue_options import add_queue
 
 DESCRIPTION = """\
 Starts a scheduler, a prefill worker, a decode worker and an HTTP proxy with OpenAI's API, and
@@ -36,6 +37,7 @@ def add(subparsers: Subparsers) -> None:
     scheduling = parser.add_argument_group("scheduling")
     add_chunk(scheduling)
     add_scheduling(scheduling)
+    add_queue(parser.add_argument_group("queue and tenants"))
     processes = parser.add_argument_group("processes")
     processes.add_argument(
         "--role-both",

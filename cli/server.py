@@ -24,6 +24,7 @@ from tidegate.cli.fencing import Fencing
 from tidegate.cli.http_listener import open_listener, url_of
 from tidegate.cli.paths import WORKER_SOCKET
 from tidegate.cli.pool_checks import check_model
+from tidegate.cli.queue_options import tenant_weights
 from tidegate.cli.readiness import wait_ready
 from tidegate.cli.ready import Served, ready_text
 from tidegate.cli.run_folder import open_run_folder
@@ -108,11 +109,16 @@ def run_server(arguments: argparse.Namespace) -> int:
 
 def _option_values(arguments: argparse.Namespace) -> dict[str, LogValue]:
     """Every option as it was given, or its default."""
-    return {
+    weights = tenant_weights(arguments).items()
+    values: dict[str, LogValue] = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(arguments).items()
         if value is None or isinstance(value, str | int | float | Path)
     }
+    values["tenant_weight"] = (
+        ", ".join(f"{name}={weight:g}" for name, weight in weights) or None
+    )
+    return values
 
 
 def _workers(arguments: argparse.Namespace, endpoint: str) -> list[WorkerSettings]:

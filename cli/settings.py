@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tidegate.cli.paths import default_log_file
 from tidegate.cli.pool_checks import check_pool_tokens
+from tidegate.cli.queue_options import half_of, tenant_weights
 from tidegate.clients.logs.words import bytes_text
 from tidegate.clients.proxy.settings import ProxySettings
 from tidegate.engine.settings import SettingError, WorkerSettings
@@ -78,6 +79,13 @@ def scheduler_settings(
         fence_timeout_us=round(arguments.fence_timeout * 1e6),
         poison_freed_pages=arguments.poison_freed_pages,
         prefix_cache=arguments.prefix_cache,
+        waiting_count_max=arguments.queue_requests,
+        waiting_tokens_max=arguments.queue_tokens,
+        tenant_waiting_count_max=arguments.tenant_queue_requests
+        or half_of(arguments.queue_requests),
+        tenant_waiting_tokens_max=arguments.tenant_queue_tokens
+        or half_of(arguments.queue_tokens),
+        tenant_weights=tenant_weights(arguments),
     )
     return SchedulerSettings(
         client_endpoint=client_endpoint,

@@ -16,6 +16,9 @@ ROW_COUNT_MAX = 65_536
 BYTES_MAX = 2**50
 SECONDS_MAX = 7 * 24 * 3600.0
 LENGTHS_COUNT_MAX = 16
+TENANT_LENGTH_MAX = 256
+TENANT_WEIGHT_MIN = 0.001
+TENANT_WEIGHT_MAX = 1_000_000.0
 DTYPES = tuple(name for name in DTYPE_BYTES if name != "float16")
 
 _BYTE_UNITS = {
@@ -119,6 +122,22 @@ def seconds(text: str) -> float:
             f"must be seconds, larger than 0 and at most {SECONDS_MAX:.0f}; got {text!r}"
         )
     return value
+
+
+def tenant_weight(text: str) -> tuple[str, float]:
+    """A tenant's name and its weight, such as research=2."""
+    name, equals, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    is_name = 1 <= len(name) <= TENANT_LENGTH_MAX
+    if not equals or not is_name or not TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX:
+        raise ArgumentTypeError(
+            f"must be NAME=W, such as research=2, with a weight from {TENANT_WEIGHT_MIN:g} to "
+            f"{TENANT_WEIGHT_MAX:.0f}; got {text!r}"
+        )
+    return name, weight
 
 
 def true_or_false(text: str) -> bool:

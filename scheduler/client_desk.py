@@ -23,6 +23,7 @@ from tidegate.scheduler.waits import Explainer
 TEMPERATURE_MAX = 100.0
 STOP_ID_COUNT_MAX = 256
 REQUEST_ID_LENGTH_MAX = 256
+TENANT_LENGTH_MAX = 256
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -40,6 +41,9 @@ def check_submit(submit: Submit, card: ModelCard | None) -> Refused | None:
     if len(stop_ids) > STOP_ID_COUNT_MAX:
         text = f"stop_ids: at most {STOP_ID_COUNT_MAX}, got {len(stop_ids)}"
         return _refused(submit, 400, "bad_stop_ids", text)
+    if len(submit.tenant) > TENANT_LENGTH_MAX:
+        text = f"tenant must have {TENANT_LENGTH_MAX} characters at most"
+        return _refused(submit, 400, "bad_tenant", text)
     if submit.timeout_ms is not None and submit.timeout_ms < 1:
         return _refused(submit, 400, "bad_timeout", "timeout_ms must be at least 1")
     fault = _sampling_fault(submit.sampling, submit.seed)

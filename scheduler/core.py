@@ -28,6 +28,7 @@ from tidegate.scheduler.events import (
 )
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.losses import lose_worker, patience_ends_us, why_homeless
+from tidegate.scheduler.overload import Overload, find_overload
 from tidegate.scheduler.planner import make_plan
 from tidegate.scheduler.reports import apply_fault, apply_report
 from tidegate.scheduler.settings import CoreSettings
@@ -82,6 +83,10 @@ class Core:
         make_plan(self.fleet, now_us)
         commands, self.fleet.commands = self.fleet.commands, []
         return commands
+
+    def find_overload(self, tenant: str, prompt_tokens: int, now_us: int) -> Overload | None:
+        """Why the queue has no room for a request now; None if it has."""
+        return find_overload(self.fleet, tenant, prompt_tokens, now_us)
 
     def longest_prompt(self) -> int:
         """The longest prompt that the door accepts now with one new token; 0 if none."""
@@ -138,13 +143,14 @@ class Core:
         fleet, settings = self.fleet, self.fleet.settings
         assert submitted.request_id not in fleet.requests, "the shell's ids are unique"
         answer = self._admit_max_tokens(submitted)
-        # What can never run is told so even then: to try again would be of no use.
-        if not isinstance(answer, Refusal) and len(fleet.waiting) >= settings.waiting_count_max:
-            text = f"{len(fleet.waiting)} requests are waiting already"
-            answer = Refusal(429, "queue_full", text)
         if isinstance(answer, Refusal):
             retry_ms = 0 if answer.status == 400 else settings.retry_after_ms
             self._refuse(submitted, answer, retry_ms)
+            return
+        # What can never run was told so before: to try again would be of no use.
+        overload = self.find_overload(submitted.tenant, submitted.prompt_tokens, now_us)
+        if overload is not None:
+            self._refuse(submitted, overload.refusal, overload.retry_after_ms)
             return
         timeout_ms = submitted.timeout_ms
         request = Request(
@@ -212,6 +218,7 @@ class Core:
             limit=refusal.limit,
             role=refusal.role,
             worker=refusal.worker,
+            retry_after_ms=retry_after_ms,
             prompt_tokens=submitted.prompt_tokens,
             max_tokens=submitted.max_tokens,
             tenant=submitted.tenant,

@@ -38,6 +38,10 @@ STALE_COUNT_MIN = 64  # So many dead entries of a heap are never worth a sweep.
 Key = tuple[float, int]  # A line's clock, and the number of its first request.
 
 
+def weight_of(weights: Mapping[str, float], tenant: str) -> float:
+    return weights.get(tenant, WEIGHT_DEFAULT)
+
+
 class Line:
     """One tenant's requests of one priority. `waiting` has their numbers, in order."""
 
@@ -171,8 +175,7 @@ class FairShares:
         lines = self._class(priority).lines
         line = lines.get(tenant)
         if line is None:
-            weight = self._weights.get(tenant, WEIGHT_DEFAULT)
-            line = lines[tenant] = Line(priority, tenant, weight)
+            line = lines[tenant] = Line(priority, tenant, weight_of(self._weights, tenant))
         return Account(line)
 
     def wait(self, account: Account, request_id: RequestId, number: int) -> None:

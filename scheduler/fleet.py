@@ -13,6 +13,7 @@ from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Reco
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.queues import Timers, WaitingQueue
+from tidegate.scheduler.rates import Rate
 from tidegate.scheduler.settings import CoreSettings
 from tidegate.scheduler.state import Request, Seat, Worker
 
@@ -30,6 +31,7 @@ class Fleet:
         self.newcomers: list[Request] = []  # Of the two queues, since the last plan.
         self.due: list[Seat] = []  # Decoding seats whose pages need a look.
         self.timers = Timers()
+        self.begun_tokens = Rate()  # Tokens of the prompts that have left the queue to run.
         self.commands: list[Command] = []
         self.next_number = 0  # Of a request that arrives.
         self.next_rank = 0  # Of a request that begins.
@@ -99,6 +101,7 @@ class Fleet:
             self.next_rank += 1
         computed = Tokens(seat.lengths.prompt - seat.holding.cached_tokens)
         self.waiting.begin(request, computed)
+        self.begun_tokens.note(request.lengths.prompt, now_us)
         request.source = seat
         request.move(Phase.PREFILLING, now_us)
 

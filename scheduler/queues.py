@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from tidegate.ipc.protocol import RequestId
 from tidegate.kvcache.layout import Tokens
-from tidegate.scheduler.fairness import STALE_COUNT_MIN, FairShares
+from tidegate.scheduler.fairness import STALE_COUNT_MIN, FairShares, weight_of
 from tidegate.scheduler.state import Rank, Request
 
 
@@ -38,6 +38,8 @@ class WaitingQueue:
         self.shares = FairShares(weights)
         self.load = Load()
         self.loads: dict[str, Load] = {}
+        self._weights = weights
+        self._weight = 0.0  # Of all tenants with requests that wait.
         self._resumed: list[tuple[Rank, RequestId]] = []
         self._waiting: dict[RequestId, Request] = {}
 
@@ -88,6 +90,10 @@ class WaitingQueue:
                 return self._waiting[name]
         return None if first is None else self._waiting[first[1]]
 
+    def share(self, tenant: str) -> float:
+        """What part of the service a tenant with requests that wait has, by its weight."""
+        return weight_of(self._weights, tenant) / self._weight
+
     def places(self) -> dict[RequestId, int]:
         """How many requests go before each one, if no other comes and no token is sampled."""
         keys: list[tuple[int, int, float, int, RequestId]] = []
@@ -124,10 +130,17 @@ class WaitingQueue:
 
     def _note_load(self, request: Request, sign: int) -> None:
         self.load.add(request, sign)
-        load = self.loads.setdefault(request.tenant, Load())
+        tenant = request.tenant
+        load = self.loads.get(tenant)
+        if load is None:
+            load = self.loads[tenant] = Load()
+            self._weight += weight_of(self._weights, tenant)
         load.add(request, sign)
         if not load.count:
-            del self.loads[request.tenant]
+            del self.loads[tenant]
+            self._weight -= weight_of(self._weights, tenant)
+        if not self.loads:
+            self._weight = 0.0  # Sums of fractions leave crumbs.
 
 
 class Timers:

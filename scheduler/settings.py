@@ -14,8 +14,11 @@ class CoreSettings(msgspec.Struct, frozen=True):
 
     `chunk_tokens` bounds the prompt tokens in one launch; None means no bound. `ahead_tokens`
     is how far decode rows may run beyond the position that the scheduler knows to be settled.
-    `waiting_count_max` bounds the requests in the queue, `handoff_waiting_count_max` the
-    finished prompts without a decode worker above which no other prompt begins. For the queue's
+    `waiting_count_max` and `waiting_tokens_max` bound the requests in the queue and the tokens
+    of their prompts, `tenant_…` those of each tenant (None: only those of all count); see
+    `overload`, which tells clients to come back after `retry_after_ms` at least, and after
+    `retry_after_ms_max` at most. `handoff_waiting_count_max` bounds the finished prompts
+    without a decode worker, above which no other prompt begins. For the queue's
     timeout see `deadlines`. A worker that owes an answer is suspect after `stall_timeout_us`,
     and fenced after `fence_timeout_us` more; see `losses`. `prefix_cache` keeps the pages of
     prompts on the workers that prefill, for prompts that begin alike. `tenant_weights` are
@@ -26,11 +29,15 @@ class CoreSettings(msgspec.Struct, frozen=True):
     ahead_tokens: Tokens = Tokens(32)
     default_max_tokens: int = 1024
     waiting_count_max: int = 2048
+    waiting_tokens_max: int = 4 * 1024 * 1024
+    tenant_waiting_count_max: int | None = None
+    tenant_waiting_tokens_max: int | None = None
     handoff_waiting_count_max: int = 16
     queue_timeout_us: int = 600_000_000
     stall_timeout_us: int = 120_000_000
     fence_timeout_us: int = 30_000_000
     retry_after_ms: int = 1000
+    retry_after_ms_max: int = 60_000
     poison_freed_pages: bool = False
     prefix_cache: bool = True
     tenant_weights: dict[str, float] = {}
@@ -41,6 +48,9 @@ class CoreSettings(msgspec.Struct, frozen=True):
             "ahead_tokens",
             "default_max_tokens",
             "waiting_count_max",
+            "waiting_tokens_max",
+            "tenant_waiting_count_max",
+            "tenant_waiting_tokens_max",
             "handoff_waiting_count_max",
             "queue_timeout_us",
             "stall_timeout_us",
@@ -57,6 +67,11 @@ class CoreSettings(msgspec.Struct, frozen=True):
                 )
         if self.retry_after_ms < 0:
             raise ValueError(f"retry_after_ms must not be negative, got {self.retry_after_ms}")
+        if self.retry_after_ms_max < self.retry_after_ms:
+            raise ValueError(
+                f"retry_after_ms_max must be at least retry_after_ms ({self.retry_after_ms}), "
+                f"got {self.retry_after_ms_max}"
+            )
 
     @property
     def pace(self) -> Pace:

@@ -258,15 +258,18 @@ class Shell:
             with_seed(submit.sampling, seed),
         )
         self._streams.add(stream)
+        prompt_tokens = len(submit.prompt) // TOKEN_BYTES
+        # A prompt that is refused is not worth the work of hashing it.
+        is_overloaded = self._core.find_overload(submit.tenant, prompt_tokens, now) is not None
         self._core.apply(
             Submitted(
                 request_id,
                 client_id(peer),
-                len(submit.prompt) // TOKEN_BYTES,
+                prompt_tokens,
                 submit.max_tokens,
                 submit.priority,
                 submit.timeout_ms,
-                self._unit_hashes(submit),
+                () if is_overloaded else self._unit_hashes(submit),
                 submit.tenant,
             ),
             now,

@@ -21,7 +21,7 @@ from tidegate.clients.proxy.backend import Backend
 from tidegate.clients.proxy.body import BodyBudget, Share
 from tidegate.clients.proxy.completions import complete_chat, complete_text
 from tidegate.clients.proxy.errors import ApiError, ErrorBody, from_client_error
-from tidegate.clients.proxy.exchange import ClientGone, Exchange
+from tidegate.clients.proxy.exchange import JSON, ClientGone, Exchange
 from tidegate.clients.proxy.settings import ProxySettings
 from tidegate.clients.proxy.sse import event_of
 from tidegate.ipc.log import Log
@@ -148,7 +148,7 @@ class App:
             if exchange.status:
                 await exchange.end_stream(event_of(ErrorBody(error.fields)))
             else:
-                await exchange.respond(error.status, error.body(), error.headers())
+                await exchange.respond(error.status, error.body(), [JSON, *error.headers()])
 
     def _tell(self, exchange: Exchange, duration_s: float) -> None:
         outcome = "answered" if exchange.is_over else "client_gone"

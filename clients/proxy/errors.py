@@ -66,11 +66,16 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.fields))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`Retry-After` in whole seconds for those who may try again."""
+        """For those who may try again `Retry-After`, in whole seconds, and in milliseconds
+        as OpenAI's clients read it."""
         if self.status not in (429, 503):
             return []
-        seconds = math.ceil((self.retry_after_ms or RETRY_AFTER_MS) / 1000)
-        return [(b"retry-after", str(seconds).encode())]
+        wait_ms = self.retry_after_ms or RETRY_AFTER_MS
+        seconds = math.ceil(wait_ms / 1000)
+        return [
+            (b"retry-after", str(seconds).encode()),
+            (b"retry-after-ms", str(wait_ms).encode()),
+        ]
 
 
 def error_type(status: int) -> str:

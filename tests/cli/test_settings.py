@@ -146,6 +146,8 @@ def test_a_workers_command_line_means_its_settings(options: tuple[str, ...]) -> 
         (),
         ("--chunk-tokens", "none", "--default-max-tokens", "7", "--queue-timeout", "0.25"),
         ("--poison-freed-pages", "--log", "/dev/null"),
+        ("--queue-requests", "1", "--queue-tokens", "9", "--tenant-queue-tokens", "5"),
+        ("--tenant-weight", "a=b=0.1", "--tenant-weight", "research team=3"),
     ],
 )
 def test_a_schedulers_command_line_means_its_settings(options: tuple[str, ...]) -> None:
@@ -158,3 +160,15 @@ def test_a_schedulers_command_line_means_its_settings(options: tuple[str, ...]) 
         worker_endpoint=arguments.worker_endpoint,
     )
     assert again == made
+
+
+def test_one_tenant_may_fill_half_of_the_queue_unless_told_otherwise() -> None:
+    core = scheduler("--queue-requests", "7", "--queue-tokens", "1").core
+    assert (core.waiting_count_max, core.tenant_waiting_count_max) == (7, 3)
+    assert (core.waiting_tokens_max, core.tenant_waiting_tokens_max) == (1, 1)
+    assert scheduler("--tenant-queue-requests", "9").core.tenant_waiting_count_max == 9
+
+
+def test_weights_of_tenants_are_gathered() -> None:
+    options = ("--tenant-weight", "a=2", "--tenant-weight", "b=0.5")
+    assert scheduler(*options).core.tenant_weights == {"a": 2.0, "b": 0.5}

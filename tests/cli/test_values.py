@@ -58,6 +58,15 @@ def test_ports_have_their_range(text: str) -> None:
         values.port(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "a", "a=", "=2", "a=0", "a=-1", "a=nan", "a=inf", "a=2e6", f"{'x' * 257}=1"]
+)
+def test_a_weight_comes_with_a_tenants_name(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="must be NAME=W, such as research=2"):
+        values.tenant_weight(text)
+    assert values.tenant_weight("team=a=2.5") == ("team=a", 2.5)
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e9", "soon"])
 def test_times_are_positive_and_finite(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="seconds, larger than 0"):

@@ -204,20 +204,20 @@ def test_one_token_needs_no_decode_worker() -> None:
     assert (refused.status, refused.role) == (503, "prefill")
 
 
-def test_a_full_queue_answers_429_at_once_and_takes_more_when_it_has_room() -> None:
+def test_a_full_queue_answers_503_at_once_and_takes_more_when_it_has_room() -> None:
     settings = CoreSettings(waiting_count_max=2)
     bench = CoreBench(joined(B, Role.BOTH, (8,), FULL_ONLY, rows=1), settings=settings)
     bench.turn(submitted("runs", 4, 4))
     bench.turn(submitted("w1", 4, 4))
     bench.turn(submitted("w2", 4, 4))
     refused = refusal(bench.turn(submitted("r", 4, 4)))
-    assert (refused.status, refused.code) == (429, "queue_full")
+    assert (refused.status, refused.code) == (503, "queue_full")
     assert refused.retry_after_ms == settings.retry_after_ms
     # What can never run is told so even now: to come back later would not help.
     assert refusal(bench.turn(submitted("large", 400, 4))).status == 400
     bench.turn(report(B, 1, chunks={0: 4}, tokens={0: 1}))
     bench.core.apply(submitted("early", 4, 4), 0)
-    assert refusal([c for c in bench.turn() if isinstance(c, RefuseRequest)]).status == 429
+    assert refusal([c for c in bench.turn() if isinstance(c, RefuseRequest)]).status == 503
 
 
 def test_a_refused_request_leaves_nothing_behind() -> None:

@@ -55,6 +55,7 @@ from tidegate.scheduler.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.settings import CoreSettings
 from tidegate.scheduler.waits import Explainer
 
@@ -85,6 +86,7 @@ class Desk:
         self._scripts = scripts
         self._living: set[RequestId] = set()
         self._may_run: dict[RequestId, bool] = {}
+        self._overload: dict[RequestId, str] = {}  # With what code each is to be refused.
         self._reports: list[tuple[int, ...]] = []
         self._trace = trace
         self._checks = checks
@@ -118,6 +120,7 @@ class Desk:
             script,
             self.core.fleet.settings.default_max_tokens,
         )
+        self._overload[script.request_id] = self._overload_of(script)
         submitted = Submitted(
             script.request_id,
             ClientId(client),
@@ -129,6 +132,31 @@ class Desk:
             script.tenant,
         )
         self.apply(submitted, now_us)
+
+    def _overload_of(self, script: Script) -> str:
+        """With what code the queue has no room for the request; empty if it has."""
+        settings = self.core.fleet.settings
+        waiting = [
+            script_of(request.request_id, self._scripts)
+            for request in self.core.fleet.requests.values()
+            if request.phase is Phase.WAITING
+        ]
+        mine = [other for other in waiting if other.tenant == script.tenant]
+        for code, others, count_max, tokens_max in (
+            (
+                "tenant_queue_full",
+                mine,
+                settings.tenant_waiting_count_max,
+                settings.tenant_waiting_tokens_max,
+            ),
+            ("queue_full", waiting, settings.waiting_count_max, settings.waiting_tokens_max),
+        ):
+            tokens = sum(other.prompt_tokens for other in [*others, script])
+            if len(others) >= (count_max or len(others) + 1) or (
+                others and tokens > (tokens_max or tokens)
+            ):
+                return code
+        return ""
 
     def _unit_hashes(self, script: Script) -> tuple[bytes, ...]:
         layouts = [worker.layout for worker in self.core.fleet.workers.values()]
@@ -203,13 +231,17 @@ class Desk:
             case AcceptRequest(request_id=request_id):
                 if not self._may_run[request_id]:
                     raise SimulationError(f"{request_id} can never run, and was accepted")
+                if self._overload[request_id]:
+                    raise SimulationError(f"{request_id} was accepted into a full queue")
                 self.judge.accept(command)
                 script = script_of(request_id, self._scripts)
                 self.shares.accept(script, command.max_tokens)
-            case RefuseRequest(request_id=request_id, status=status):
+            case RefuseRequest(request_id=request_id, code=code):
                 self._living.remove(request_id)
-                if self._may_run[request_id] and status != 429:
+                if self._may_run[request_id] and code != self._overload[request_id]:
                     raise SimulationError(f"{request_id} could run, but: {command.text}")
+                if code == self._overload[request_id] and not command.retry_after_ms:
+                    raise SimulationError(f"{request_id} is not told when to come back")
                 self.judge.refuse(command)
             case EmitTokens(request_id=request_id, first_index=first_index):
                 end = command.offset + command.count

@@ -125,8 +125,15 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     settings = msgspec.structs.replace(settings, prefix_cache=caches)
     share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])
     arrivals = tuple(_shared(random_cache, arrivals, prompt_max, share))
-    arrivals, weights = _with_tenants(Random(f"{seed} tenants"), arrivals)
-    settings = msgspec.structs.replace(settings, tenant_weights=weights)
+    random_tenants = Random(f"{seed} tenants")
+    arrivals, weights = _with_tenants(random_tenants, arrivals)
+    settings = msgspec.structs.replace(
+        settings,
+        tenant_weights=weights,
+        waiting_tokens_max=random_tenants.choice([10_000] * 6 + [2 * prompt_max]),
+        tenant_waiting_count_max=random_tenants.choice([None] * 6 + [3]),
+        tenant_waiting_tokens_max=random_tenants.choice([None] * 6 + [prompt_max]),
+    )
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients

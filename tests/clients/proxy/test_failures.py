@@ -78,6 +78,8 @@ async def test_who_may_try_again_is_told_when(
     response = await proxy.complete(**FIELDS)
     assert response.status_code == status
     assert response.headers["retry-after"] == retry_after
+    assert response.headers["retry-after-ms"] == str(wait_ms or 1000)
+    assert response.headers["content-type"] == "application/json"
     assert response.json()["error"]["type"] == kind
 
 
