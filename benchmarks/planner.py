@@ -2,9 +2,10 @@
 
 Nothing but the core runs: no socket, no model. Two workers answer at once; on one of them
 rows decode, each of which brings a token in every turn, and whoever ends is followed by the
-next prompt. Fleets that differ only in how many requests wait go through the same turns side
-by side, so that a noisy machine disturbs all of them alike: the ratio is the median of the
-ratios of the same turn. Times are those of this thread's CPU.
+next prompt, of one of several tenants and with a beginning that is often cached. Fleets that
+differ only in how many requests wait go through the same turns side by side, so that a noisy
+machine disturbs all of them alike: the ratio is the median of the ratios of the same turn.
+Times are those of this thread's CPU.
 
     python benchmarks/planner.py            # about a minute
     python benchmarks/planner.py --help
@@ -61,6 +62,11 @@ WINDOW_TOKENS = Tokens(512)
 PROMPT_TOKENS = (64, 512)  # Shortest and longest.
 OUTPUT_TOKENS = (200, 800)
 CHUNK_TOKENS = Tokens(2048)
+UNIT_TOKENS = 16  # Of a prefix cache: the page of both groups.
+STEM_COUNT = 50  # So many beginnings the prompts have, each of so many units.
+STEM_UNITS = 8
+CLIENT_COUNT = 32
+TENANT_COUNT = 4
 CONTEXT_TOKENS = 8192
 TURN_US = 20_000
 PREFILL_ROW_COUNT = 32
@@ -167,6 +173,21 @@ class InstantWorker:
         )
 
 
+def tenant_name(tenant: int) -> str:
+    return f"tenant-{tenant}"
+
+
+def unit_hashes(number: int, prompt_tokens: int) -> tuple[bytes, ...]:
+    """Of a prompt that begins as some others do, and then as no other."""
+    count = prompt_tokens // UNIT_TOKENS
+    shared = [(number % STEM_COUNT, unit) for unit in range(min(count, STEM_UNITS))]
+    own = [(STEM_COUNT + number, unit) for unit in range(STEM_UNITS, count)]
+    return tuple(
+        author.to_bytes(8, "little") + unit.to_bytes(8, "little")
+        for author, unit in (*shared, *own)
+    )
+
+
 def tokens_of(page_ids: bytes) -> int:
     """How many positions these pages hold."""
     return token_capacity(Pages(len(unpack_ids(page_ids))), PAGE_TOKENS)
@@ -178,11 +199,16 @@ class Fleet:
     def __init__(self, running: int, waiting: int, page_share: float = 1.0) -> None:
         self.waiting = waiting
         self.core = Core(
-            CoreSettings(chunk_tokens=CHUNK_TOKENS, waiting_count_max=waiting + 2 * running)
+            CoreSettings(
+                chunk_tokens=CHUNK_TOKENS,
+                waiting_count_max=waiting + 2 * running,
+                # None is a simple fraction of another: it is never a draw between tenants.
+                tenant_weights={tenant_name(n): 1 + n * 0.0137 for n in range(TENANT_COUNT)},
+            )
         )
         self.plans: dict[WorkerId, SendPlan] = {}
-        self._random = Random(0)
-        self._submitted_count = 0
+        self._randoms = [Random(tenant) for tenant in range(TENANT_COUNT)]
+        self._submitted_counts = [0] * TENANT_COUNT
         self._now_us = 0
         rows = running + SPARE_ROW_COUNT
         self._workers = [
@@ -192,11 +218,11 @@ class Fleet:
         for worker in self._workers:
             self.core.apply(worker.joined, 0)
         begin = time.thread_time_ns()
-        for _ in range(rows):
+        for number in range(rows):
             # The first ones are found anywhere between their first token and their last.
-            self._submit(self._random.randint(2, OUTPUT_TOKENS[1]))
+            self._submit(number % TENANT_COUNT, 2)
         self._fill_queue()
-        self.submit_us = (time.thread_time_ns() - begin) / 1e3 / self._submitted_count
+        self.submit_us = (time.thread_time_ns() - begin) / 1e3 / sum(self._submitted_counts)
         for _ in range(WARM_UP_TURN_COUNT):
             self.turn()
 
@@ -223,16 +249,26 @@ class Fleet:
         self.plans = {plan.worker: plan for plan in commands if isinstance(plan, SendPlan)}
 
     def _fill_queue(self) -> None:
-        for _ in range(self.waiting - self.core.fleet.waiting_count):
-            self._submit(self._random.randint(*OUTPUT_TOKENS))
+        """Each tenant has as many requests again as before, so that all fleets go on alike."""
+        for tenant in range(TENANT_COUNT):
+            load = self.core.fleet.waiting.loads.get(tenant_name(tenant))
+            for _ in range(self.waiting // TENANT_COUNT - (0 if load is None else load.count)):
+                self._submit(tenant, OUTPUT_TOKENS[0])
 
-    def _submit(self, output_tokens: int) -> None:
-        number = self._submitted_count
-        self._submitted_count += 1
-        prompt_tokens = self._random.randint(*PROMPT_TOKENS)
-        name = RequestId(f"request-{number}")
-        client = ClientId(f"client-{number % 32}")
-        self.core.apply(Submitted(name, client, prompt_tokens, output_tokens), self._now_us)
+    def _submit(self, tenant: int, output_tokens_min: int) -> None:
+        number = self._submitted_counts[tenant]
+        self._submitted_counts[tenant] += 1
+        random = self._randoms[tenant]
+        prompt_tokens = random.randint(*PROMPT_TOKENS)
+        submitted = Submitted(
+            RequestId(f"{tenant_name(tenant)}-{number}"),
+            ClientId(f"client-{number % CLIENT_COUNT}"),
+            prompt_tokens,
+            random.randint(output_tokens_min, OUTPUT_TOKENS[1]),
+            unit_hashes=unit_hashes(TENANT_COUNT * number + tenant, prompt_tokens),
+            tenant=tenant_name(tenant),
+        )
+        self.core.apply(submitted, self._now_us)
 
 
 def measure(fleets: Sequence[Fleet], turn_count: int) -> list[list[Turn]]:
