@@ -39,6 +39,7 @@ from tidegate.ipc.protocol import (
     RowEnd,
     Stop,
     WorkerId,
+    pack_ids,
     unpack_ids,
 )
 from tidegate.kvcache.demand import Lengths
@@ -54,7 +55,7 @@ from tidegate.kvcache.layout import (
 )
 from tidegate.scheduler.commands import Command, SendPlan, StartRow
 from tidegate.scheduler.core import Core
-from tidegate.scheduler.events import ClientId, Reported, RowTokens, Submitted, WorkerJoined
+from tidegate.scheduler.events import ClientId, Reported, Submitted, WorkerJoined
 from tidegate.scheduler.settings import CoreSettings
 
 PAGE_TOKENS = Tokens(16)
@@ -166,7 +167,8 @@ class InstantWorker:
             self._report_count,
             self._seq,
             self._seq,
-            rows=tuple(RowTokens(row, 1, offset) for offset, row in enumerate(sampled)),
+            rows=pack_ids(sampled),
+            counts=pack_ids([1] * len(sampled)),
             ended=tuple(ended),
             chunks=tuple(ChunkDone(chunk.row, chunk.until) for chunk in chunks),
             fetched=tuple(fetched),
@@ -232,7 +234,9 @@ class Fleet:
         answers = [worker.answer(self.plans.get(worker.name)) for worker in self._workers]
         reports = [report for report in answers if report is not None]
         decoding_count = sum(
-            len(report.rows) for report in reports if report.worker == self._workers[1].name
+            len(report.rows) // 4
+            for report in reports
+            if report.worker == self._workers[1].name
         )
         core, now_us = self.core, self._now_us
         begin = time.thread_time_ns()

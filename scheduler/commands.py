@@ -77,16 +77,15 @@ class RefuseRequest(msgspec.Struct, frozen=True):
 
 
 class EmitTokens(msgspec.Struct, frozen=True):
-    """Deliver `count` tokens of the report `report`, from its token `offset` on.
+    """Deliver the tokens of the report `report` to the requests that feed on its rows.
 
-    The first of them has output index `first_index`.
+    `first_indexes` has the output index of the first token of each of its rows, as uint32.
+    Nothing is delivered of those rows whose index in the report is in `left_out`.
     """
 
-    request_id: RequestId
-    first_index: int
-    count: int
     report: int
-    offset: int
+    first_indexes: bytes
+    left_out: tuple[int, ...] = ()
 
 
 class FinishRequest(msgspec.Struct, frozen=True):

@@ -43,26 +43,23 @@ class WorkerLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class RowTokens(msgspec.Struct, frozen=True):
-    """`count` tokens of a row, which begin at token `offset` of the report's token bytes."""
-
-    row: Row
-    count: int
-    offset: int
-
-
 class Reported(msgspec.Struct, frozen=True):
-    """A worker's report without its tokens, which the shell keeps under `report`."""
+    """A worker's report without its tokens, which the shell keeps under `report`.
+
+    `rows` and `counts` are uint32 as on the wire, equally many; the rows are the worker's, and
+    differ.
+    """
 
     worker: WorkerId
     report: int
     applied: PlanSeq
     completed: PlanSeq
-    rows: tuple[RowTokens, ...] = ()
+    rows: bytes = b""
+    counts: bytes = b""
     ended: tuple[RowEnd, ...] = ()
     chunks: tuple[ChunkDone, ...] = ()
     fetched: tuple[FetchResult, ...] = ()
-    starved: tuple[Row, ...] = ()
+    starved: bytes = b""
 
 
 class RowFaulted(msgspec.Struct, frozen=True):

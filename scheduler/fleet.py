@@ -92,6 +92,7 @@ class Fleet:
         assert holding is not None, "what is available can be promised"
         seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg, lengths)
         worker.seats[seat.row] = seat
+        worker.growing_count += seat.may_grow
         return seat
 
     def begin(self, request: Request, seat: Seat, now_us: int) -> None:
@@ -115,7 +116,10 @@ class Fleet:
         if seat in worker.prefilling:
             worker.prefilling.remove(seat)
         worker.books.withdraw(seat.holding, worker.next_seq)
+        request.output_count_before = seat.output_count
+        worker.rows.release(seat.row)
         del worker.seats[seat.row]
+        worker.growing_count -= seat.may_grow
         worker.rows_draining.append((worker.next_seq, seat.row))
         worker.must_plan = True
         began_unsent = worker.forget_unsent(seat.row)
@@ -197,9 +201,8 @@ class Fleet:
         """
         reserve = first_reserves(worker.layout, leg, lengths)
         if leg is not Leg.SOURCE:
-            growing = sum(seat.may_grow for seat in worker.seats.values())
             reserve = tuple(
-                Pages(pages + growing) if isinstance(group.reach, All) else pages
+                Pages(pages + worker.growing_count) if isinstance(group.reach, All) else pages
                 for group, pages in zip(worker.layout.groups, reserve, strict=True)
             )
         return worker.books.shortage(reserve, hit)

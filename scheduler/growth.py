@@ -15,6 +15,7 @@ from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.row_arrays import NO_EVENT
 from tidegate.scheduler.state import Request, Seat
 from tidegate.scheduler.wait_records import note_fed, note_starving
 
@@ -40,7 +41,7 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
     """Take pages for the positions that a decoding row may feed next; returns what is new.
 
     Sets `next_event`: the settled position at which the pages no longer cover all that the
-    row may run ahead, or a page is no longer read. Until then nothing is due.
+    row may run ahead, or a page is no longer read. Below it nothing is due.
     """
     books, holding, end = seat.worker.books, seat.holding, seat.lengths.end
     ahead = fleet.settings.ahead_tokens
@@ -55,11 +56,12 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
         past = group.first_past(table.first_page_end)
         if past is not None:
             next_event = min(next_event, past)
-    covered = holding.covered
-    if covered <= seat.settled < end:
-        next_event = seat.settled  # It starves: it is looked at in every plan.
+    covered, settled = holding.covered, seat.settled
+    if covered <= settled < end or seat.awaits_token:
+        # It starves, and is looked at in every plan; or no token has come from here yet.
+        next_event = NO_EVENT
     elif covered < until:
-        next_event = Tokens(seat.settled + 1)  # Pages were short: with its next token.
+        next_event = Tokens(settled + 1)  # Pages were short: with its next token.
     elif covered < end:
         next_event = min(next_event, Tokens(covered - ahead + 1))
     seat.next_event = next_event

@@ -1,24 +1,22 @@
 """Messages for clients, gathered over a turn: one tokens frame for each connection."""
 
-from tidegate.ipc.protocol import NewTokens, SchedulerToClient, StreamId, pack_ids
-from tidegate.scheduler.streams import TOKEN_BYTES
+from tidegate.ipc.protocol import NewTokens, SchedulerToClient
+from tidegate.scheduler.row_streams import Delivery
 
 
 class _Pending:
     """Tokens of several streams of one connection, not yet a message."""
 
     def __init__(self) -> None:
-        self.streams: list[StreamId] = []
-        self.first_indexes: list[int] = []
-        self.counts: list[int] = []
-        self.tokens: list[bytes] = []
+        self.deliveries: list[Delivery] = []
 
     def message(self) -> NewTokens:
+        each = self.deliveries
         return NewTokens(
-            pack_ids(self.streams),
-            pack_ids(self.first_indexes),
-            pack_ids(self.counts),
-            b"".join(self.tokens),
+            b"".join([delivery.streams for delivery in each]),
+            b"".join([delivery.first_indexes for delivery in each]),
+            b"".join([delivery.counts for delivery in each]),
+            b"".join([delivery.tokens for delivery in each]),
         )
 
 
@@ -33,14 +31,8 @@ class Outgoing:
         self._close(peer)
         self._messages.setdefault(peer, []).append(message)
 
-    def add_tokens(
-        self, peer: bytes, stream: StreamId, first_index: int, tokens: bytes
-    ) -> None:
-        pending = self._pending.setdefault(peer, _Pending())
-        pending.streams.append(stream)
-        pending.first_indexes.append(first_index)
-        pending.counts.append(len(tokens) // TOKEN_BYTES)
-        pending.tokens.append(tokens)
+    def deliver(self, delivery: Delivery) -> None:
+        self._pending.setdefault(delivery.peer, _Pending()).deliveries.append(delivery)
 
     def take(self) -> list[tuple[bytes, list[SchedulerToClient]]]:
         """Everything gathered, by connection. The outbox is empty afterwards."""

@@ -5,11 +5,14 @@ Row numbers are not given out anew before the worker has passed the plan that wi
 so a late answer can never be taken for one about the row's next user.
 """
 
+import numpy as np
+
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
     ChunkDone,
     EndReason,
     FetchResult,
+    Row,
     RowEnd,
 )
 from tidegate.kvcache.demand import Leg, demand
@@ -17,7 +20,7 @@ from tidegate.kvcache.demand import Phase as DemandPhase
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.commands import EmitTokens, StartRow
 from tidegate.scheduler.deadlines import restart
-from tidegate.scheduler.events import Reported, RowFaulted, RowTokens
+from tidegate.scheduler.events import Reported, RowFaulted
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import cover_decode, page_runs
 from tidegate.scheduler.phases import Phase
@@ -44,8 +47,8 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         worker.answered_us = now_us
     for chunk in report.chunks:
         _chunk_done(fleet, worker, chunk, now_us)
-    for row in report.rows:
-        _tokens_sampled(fleet, worker, row, report.report, now_us)
+    if report.rows:
+        _tokens_sampled(fleet, worker, report, now_us)
     for end in report.ended:
         _row_ended(fleet, worker, end, now_us)
     for result in report.fetched:
@@ -62,7 +65,7 @@ def apply_fault(fleet: Fleet, fault: RowFaulted, now_us: int) -> None:
     if seat is None or seat.request.request_id != fault.request_id:
         fleet.stale_count += 1
         return
-    seat.is_ended = True
+    seat.end()
     fleet.record(LogEvent.ROW_FAULT, seat.request, kind=fault.kind, text=fault.text)
     fleet.finish(seat.request, EndReason.ERROR, now_us, f"{fault.kind}: {fault.text}", 500)
 
@@ -108,15 +111,30 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
     restart(fleet, request, now_us)
 
 
-def _tokens_sampled(
-    fleet: Fleet, worker: Worker, row: RowTokens, report: int, now_us: int
-) -> None:
-    seat = worker.seats.get(row.row)
+def _tokens_sampled(fleet: Fleet, worker: Worker, report: Reported, now_us: int) -> None:
+    rows = np.frombuffer(report.rows, "<u4").astype(np.int64)
+    counts = np.frombuffer(report.counts, "<u4").astype(np.int64)
+    first_indexes, left = worker.rows.advance(rows, counts, now_us)
+    left_out: list[int] = []
+    for index in left:
+        row, count = Row(rows.item(index)), counts.item(index)
+        if not _tokens_of_row(fleet, worker, row, count, now_us):
+            left_out.append(index)
+    if len(left_out) < len(rows):
+        indexes = first_indexes.astype("<u4").tobytes()
+        fleet.commands.append(EmitTokens(report.report, indexes, tuple(left_out)))
+
+
+def _tokens_of_row(
+    fleet: Fleet, worker: Worker, row: Row, sampled_count: int, now_us: int
+) -> bool:
+    """The tokens of a row that needs a look. False if they are not to be delivered."""
+    seat = worker.seats.get(row)
     if seat is None:
         fleet.stale_count += 1
-        return
+        return False
     request = seat.request
-    count = request.output_count + row.count
+    count = seat.output_count + sampled_count
     # A token is sampled once the one before it is fed: after the first, all of the prompt is.
     settled = Tokens(request.lengths.prompt + count - 1)
     first_count = seat.lengths.prompt - request.lengths.prompt + 1
@@ -124,19 +142,17 @@ def _tokens_sampled(
     is_decoding = seat.is_started and not seat.is_ended
     if (
         not is_decoding
-        or not request.output_count < count <= count_max
+        or not seat.output_count < count <= count_max
         or not seat.lengths.prompt <= seat.settled <= settled <= seat.holding.covered
     ):
-        _refuse_answer(fleet, seat, f"{row.count} tokens that it cannot have sampled", now_us)
-        return
-    fleet.commands.append(
-        EmitTokens(request.request_id, request.output_count, row.count, report, row.offset)
-    )
+        text = f"{sampled_count} tokens that it cannot have sampled"
+        _refuse_answer(fleet, seat, text, now_us)
+        return False
     if request.times.first_token_us is None:
         request.times.first_token_us = now_us
-    request.output_count = count
-    request.since_us = now_us
+    seat.bring(count, now_us)
     settle(fleet, seat, settled)
+    return True
 
 
 def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
@@ -155,10 +171,10 @@ def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
             _refuse_answer(fleet, seat, f"the end of its row ({end.reason.value})", now_us)
             return
     if is_over:
-        seat.is_ended = True
+        seat.end()
         fleet.finish(request, end.reason, now_us)
     elif seat.leg is Leg.SOURCE:
-        seat.is_ended = True
+        seat.end()
         _await_target(fleet, seat, now_us)
     else:
         _refuse_answer(fleet, seat, "the end of its row before its last token", now_us)

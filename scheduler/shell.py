@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
+import numpy as np
 import trio
 
 from tidegate.ipc.log import Log
@@ -30,6 +31,7 @@ from tidegate.ipc.protocol import (
     RequestId,
     SchedulerToClient,
     SchedulerToWorker,
+    Start,
     StreamId,
     Submit,
     Usage,
@@ -107,7 +109,7 @@ class Shell:
         self._worker_frames: list[tuple[bytes, bytes]] = []
         self._client_frames: list[tuple[bytes, bytes]] = []
         self._late: list[Event] = []  # Found out while commands were carried out.
-        self._reports: list[bytes] = []  # The turn's report tokens.
+        self._reports: list[Turn] = []  # Those of the turn, with their tokens.
         self._questions: list[tuple[bytes, RequestId]] = []  # The turn's `WhyWaiting`.
         self._next_stream = 0
         self._wake = trio.Event()
@@ -177,7 +179,7 @@ class Shell:
         self._reports = []
         for peer, frame in self._worker_frames:
             turn = self._desk.take(peer, frame, len(self._reports), now)
-            self._reports.append(turn.tokens)
+            self._reports.append(turn)
             self._carry(turn, now)
         self._worker_frames.clear()
         for peer, frame in self._client_frames:
@@ -306,14 +308,7 @@ class Shell:
                 stream = self._streams.remove(command.request_id)
                 self._outgoing.add(stream.peer, refused_message(stream, command))
             case EmitTokens():
-                stream = self._streams.get(command.request_id)
-                begin = command.offset * TOKEN_BYTES
-                end = begin + command.count * TOKEN_BYTES
-                tokens = self._reports[command.report][begin:end]
-                stream.output += tokens
-                self._outgoing.add_tokens(
-                    stream.peer, stream.stream_id, command.first_index, tokens
-                )
+                self._deliver(command)
             case FinishRequest():
                 stream = self._streams.remove(command.request_id)
                 finished = Finished(
@@ -329,9 +324,27 @@ class Shell:
             case _:
                 assert_never(command)
 
+    def _deliver(self, command: EmitTokens) -> None:
+        report = self._reports[command.report]
+        rows, sampled = report.rows, report.sampled
+        assert rows is not None and sampled is not None
+        first_indexes = np.frombuffer(command.first_indexes, "<u4")
+        if command.left_out:
+            kept = np.ones(len(first_indexes), np.bool_)
+            kept[list(command.left_out)] = False
+            sampled, first_indexes = sampled.only(kept), first_indexes[kept]
+        for delivery in rows.deliver(sampled, first_indexes):
+            self._outgoing.deliver(delivery)
+
+    def _start(self, worker: WorkerId, row: StartRow) -> Start:
+        stream = self._streams.get(row.request_id)
+        start = stream.start(row)
+        self._desk.rows(worker).begin(row.row, stream)
+        return start
+
     def _send_plan(self, command: SendPlan) -> None:
         operations = tuple(
-            self._streams.get(operation.request_id).start(operation)
+            self._start(command.worker, operation)
             if isinstance(operation, StartRow)
             else operation
             for operation in command.operations

@@ -25,6 +25,7 @@ from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
+from tidegate.scheduler.row_arrays import NO_EVENT, RowArrays
 
 Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
 
@@ -54,7 +55,9 @@ class Worker:
         self.row_count = row_count
         self.rows_free: deque[Row] = deque(Row(index) for index in range(row_count))
         self.rows_draining: deque[tuple[PlanSeq, Row]] = deque()
+        self.rows = RowArrays(row_count)
         self.seats: dict[Row, Seat] = {}
+        self.growing_count = 0  # Seats that need a page now and then.
         self.prefilling: list[Seat] = []  # Seats with prompt positions left, in order of rank.
         self.chunks_in_flight = 0
         self.tickets: dict[Ticket, Request] = {}
@@ -132,6 +135,11 @@ class Worker:
         rows = [*self.rows_free, *(row for _, row in self.rows_draining), *self.seats]
         assert sorted(rows) == list(range(self.row_count)), "a row is lost or in two places"
         assert all(seat.worker is self for seat in self.seats.values())
+        assert sum(seat.may_grow for seat in self.seats.values()) == self.growing_count
+        is_taken = [Row(row) in self.seats for row in range(self.row_count)]
+        assert not self.rows.next_event[[not taken for taken in is_taken]].any()
+        for seat in self.seats.values():
+            seat.check()
         in_flight = sum(seat.chunk_until is not None for seat in self.seats.values())
         assert in_flight == self.chunks_in_flight
         for seat in self.prefilling:
@@ -143,7 +151,7 @@ class Seat:
 
     `settled` counts the positions that the worker has answered for. `chunk_until` is set
     while a chunk is with the worker. Nothing need be done for the pages of a decoding row
-    until `settled` reaches `next_event`.
+    until `settled` reaches `next_event`. Both are in the worker's arrays; see `row_arrays`.
     """
 
     def __init__(
@@ -163,11 +171,59 @@ class Seat:
         # What was left of the request when it began here or on its source: to its prompt
         # belong the tokens that it had brought before.
         self.lengths = lengths
-        self.settled = holding.cached_tokens
         self.chunk_until: Tokens | None = None
-        self.next_event = Tokens(0)
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
+        worker.rows.take(
+            row,
+            settled=holding.cached_tokens,
+            prompt=request.lengths.prompt,
+            output_count=request.output_count,
+            token_us=request.since_us,
+        )
+
+    @property
+    def settled(self) -> Tokens:
+        return Tokens(self.worker.rows.settled.item(self.row))
+
+    @settled.setter
+    def settled(self, position: Tokens) -> None:
+        self.worker.rows.settled[self.row] = position
+
+    @property
+    def next_event(self) -> Tokens:
+        return Tokens(self.worker.rows.next_event.item(self.row))
+
+    @next_event.setter
+    def next_event(self, position: Tokens) -> None:
+        self.worker.rows.next_event[self.row] = position
+
+    @property
+    def output_count(self) -> int:
+        """Tokens of the request that are out."""
+        return self.worker.rows.output_count.item(self.row)
+
+    @property
+    def token_us(self) -> int:
+        """When the last of them came."""
+        return self.worker.rows.token_us.item(self.row)
+
+    @property
+    def awaits_token(self) -> bool:
+        """It has brought none since it was taken."""
+        rows = self.worker.rows
+        fed = rows.settled_before.item(self.row) + self.output_count
+        return self.settled != fed
+
+    def bring(self, output_count: int, now_us: int) -> None:
+        """So many tokens of the request are out now."""
+        self.worker.rows.output_count[self.row] = output_count
+        self.worker.rows.token_us[self.row] = now_us
+
+    def end(self) -> None:
+        """The worker has said that the row is over, or has failed."""
+        self.is_ended = True
+        self.next_event = NO_EVENT
 
     @property
     def may_grow(self) -> bool:
@@ -178,6 +234,16 @@ class Seat:
     def is_starving(self) -> bool:
         """It decodes, and no page holds the position that it would feed next."""
         return self.settled < self.lengths.end and self.holding.covered <= self.settled
+
+    def check(self) -> None:
+        request, rows = self.request, self.worker.rows
+        assert rows.settled_before[self.row] == request.lengths.prompt - 1
+        if self.next_event == NO_EVENT:
+            return
+        # Whatever `advance` lets pass is an answer that can be.
+        assert self.is_started and not self.is_ended and self.may_grow
+        assert not self.awaits_token
+        assert self.next_event <= min(self.holding.covered, self.lengths.end)
 
 
 class Times:
@@ -216,12 +282,12 @@ class Request:
         self.own_deadline_us = own_deadline_us  # The client's; it holds until the first token.
         self.unit_hashes = unit_hashes  # Of its prompt.
         self.cached_tokens = Tokens(0)  # Of its prompt, when it last began before any output.
-        self.since_us = received_us  # The last named event; see `deadlines`.
+        self._since_us = received_us
         self.timer_us: int | None = None  # When it will be looked at.
         self.times = Times(received_us)
         self.source: Seat | None = None
         self.target: Seat | None = None
-        self.output_count = 0
+        self.output_count_before = 0  # Tokens that were out when it last left a seat.
         self.ticket: Ticket | None = None
         self.waits_for = ""  # As it was last recorded, in this wait.
         self.bytes_moved = 0
@@ -255,6 +321,27 @@ class Request:
     def rank(self, rank: Rank) -> None:
         assert self._rank is None, "a rank never changes"
         self._rank = rank
+
+    @property
+    def seat(self) -> Seat | None:
+        """Where it decodes, or will; else where its prompt runs."""
+        return self.source if self.target is None else self.target
+
+    @property
+    def output_count(self) -> int:
+        """Tokens that are out."""
+        seat = self.seat
+        return self.output_count_before if seat is None else seat.output_count
+
+    @property
+    def since_us(self) -> int:
+        """The last named event; see `deadlines`. Tokens are told to the seat alone."""
+        seat = self.seat
+        return self._since_us if seat is None else max(self._since_us, seat.token_us)
+
+    @since_us.setter
+    def since_us(self, now_us: int) -> None:
+        self._since_us = now_us
 
     @property
     def remaining(self) -> Lengths:

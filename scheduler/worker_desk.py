@@ -10,6 +10,7 @@ A worker's life here:
 """
 
 import msgspec
+import numpy as np
 
 from tidegate.ipc.log import Log
 from tidegate.ipc.log_events import LogEvent
@@ -20,26 +21,23 @@ from tidegate.ipc.protocol import (
     Goodbye,
     Hello,
     Incarnation,
-    MalformedIds,
     ModelCard,
     PoolId,
     Report,
-    Row,
     Welcome,
     WorkerId,
     WorkerRefused,
     decode_from_worker,
-    unpack_ids,
 )
 from tidegate.kvcache.layout import Layout, LayoutError
 from tidegate.scheduler.events import (
     Event,
     Reported,
     RowFaulted,
-    RowTokens,
     WorkerJoined,
     WorkerLost,
 )
+from tidegate.scheduler.row_streams import RowStreams, Sampled
 from tidegate.scheduler.streams import TOKEN_BYTES
 
 
@@ -51,6 +49,7 @@ class Member(msgspec.Struct):
     hello: Hello
     welcome: Welcome
     heard_us: int
+    rows: RowStreams
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -65,7 +64,8 @@ class Turn(msgspec.Struct):
 
     events: list[Event] = msgspec.field(default_factory=list[Event])
     replies: list[Reply] = msgspec.field(default_factory=list[Reply])
-    tokens: bytes = b""  # Of the frame's report.
+    sampled: Sampled | None = None  # The tokens of the frame's report, if it has any,
+    rows: RowStreams | None = None  # and what the rows feed that they are of.
 
 
 class WorkerDesk:
@@ -92,6 +92,9 @@ class WorkerDesk:
 
     def peer(self, worker: WorkerId) -> bytes:
         return self._by_name[worker].peer
+
+    def rows(self, worker: WorkerId) -> RowStreams:
+        return self._by_name[worker].rows
 
     def member(self, worker: WorkerId) -> Member | None:
         return self._by_name.get(worker)
@@ -161,7 +164,8 @@ class WorkerDesk:
             hello.row_count_max,
             self._report_interval_ms,
         )
-        member = Member(hello.worker, peer, hello, welcome, now_us)
+        rows = RowStreams(hello.row_count_max)
+        member = Member(hello.worker, peer, hello, welcome, now_us, rows)
         self._by_peer[peer] = member
         self._by_name[hello.worker] = member
         layout = hello.fingerprint.layout
@@ -216,31 +220,33 @@ class WorkerDesk:
         return _difference(hello.fingerprint, others[0].hello.fingerprint, others[0].worker)
 
     def _report(self, member: Member, report: Report, number: int) -> Turn:
-        try:
-            rows = unpack_ids(report.rows)
-            counts = unpack_ids(report.counts)
-            starved = unpack_ids(report.starved)
-        except MalformedIds as error:
-            return self._malformed(member.peer, str(error))
-        if len(rows) != len(counts) or sum(counts) * TOKEN_BYTES != len(report.tokens):
-            return self._malformed(member.peer, "rows, counts and tokens do not agree")
-        row_tokens: list[RowTokens] = []
-        offset = 0
-        for row, count in zip(rows, counts, strict=True):
-            row_tokens.append(RowTokens(Row(row), count, offset))
-            offset += count
+        sampled: Sampled | None = None
+        if report.rows or report.counts or report.tokens:
+            lengths = len(report.rows), len(report.counts), len(report.tokens)
+            if any(length % TOKEN_BYTES for length in lengths):
+                text = "rows, counts and tokens are not lists of uint32"
+                return self._malformed(member.peer, text)
+            sampled = Sampled(
+                np.frombuffer(report.rows, "<u4"),
+                np.frombuffer(report.counts, "<u4"),
+                np.frombuffer(report.tokens, "<u4"),
+            )
+            fault = sampled.fault(member.welcome.row_count)
+            if fault is not None:
+                return self._malformed(member.peer, fault)
         reported = Reported(
             member.worker,
             number,
             report.applied,
             report.completed,
-            tuple(row_tokens),
+            report.rows,
+            report.counts,
             report.ended,
             report.chunks,
             report.fetched,
-            tuple(Row(row) for row in starved),
+            report.starved,
         )
-        return Turn(events=[reported], tokens=report.tokens)
+        return Turn(events=[reported], sampled=sampled, rows=member.rows)
 
     def _malformed(self, peer: bytes, text: str) -> Turn:
         """A frame that cannot be read: a member is lost by it, a stranger is told so."""

@@ -21,14 +21,19 @@ from tidegate.ipc.protocol import (
     pack_ids,
 )
 from tidegate.kvcache.layout import All, Group, Layout, TensorSpec, Tokens, Window
-from tidegate.scheduler.commands import Command, FinishRequest, Record, SendPlan
+from tidegate.scheduler.commands import (
+    Command,
+    EmitTokens,
+    FinishRequest,
+    Record,
+    SendPlan,
+)
 from tidegate.scheduler.core import Core
 from tidegate.scheduler.events import (
     Cancelled,
     ClientId,
     Event,
     Reported,
-    RowTokens,
     Submitted,
     WorkerJoined,
     WorkerLost,
@@ -131,17 +136,14 @@ def report(
     number: int = 0,
 ) -> Reported:
     """Mappings are from rows, and `fetched` from tickets, whose value is an error or empty."""
-    rows: list[RowTokens] = []
-    offset = 0
-    for row, count in (tokens or {}).items():
-        rows.append(RowTokens(Row(row), count, offset))
-        offset += count
+    sampled = tokens or {}
     return Reported(
         worker,
         number,
         PlanSeq(completed),
         PlanSeq(completed),
-        tuple(rows),
+        pack_ids(sampled),
+        pack_ids(sampled.values()),
         tuple(RowEnd(Row(row), reason) for row, reason in (ended or {}).items()),
         tuple(ChunkDone(Row(row), until) for row, until in (chunks or {}).items()),
         tuple(
@@ -149,6 +151,10 @@ def report(
             for ticket, error in (fetched or {}).items()
         ),
     )
+
+
+def emitted(*first_indexes: int, report: int = 0, left_out: Sequence[int] = ()) -> EmitTokens:
+    return EmitTokens(report, pack_ids(first_indexes), tuple(left_out))
 
 
 def run(first_position: int, *ids: int) -> PageRun:

@@ -53,9 +53,9 @@ OF_REQUESTS = (
     ),
     Mutant(
         "tokens are delivered with the index of the next ones",
-        "scheduler/reports.py",
-        "EmitTokens(request.request_id, request.output_count, row.count",
-        "EmitTokens(request.request_id, count, row.count",
+        "scheduler/row_arrays.py",
+        "return first_indexes, left",
+        "return first_indexes + counts, left",
     ),
     Mutant(
         "a request that fits nowhere any more goes on waiting",

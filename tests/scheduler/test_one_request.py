@@ -7,6 +7,7 @@ from fakes.core_bench import (
     CoreBench,
     D,
     P,
+    emitted,
     grow,
     handle,
     hybrid,
@@ -35,7 +36,6 @@ from tidegate.ipc.protocol import (
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.commands import (
     AcceptRequest,
-    EmitTokens,
     FinishRequest,
     SendPlan,
     StartRow,
@@ -104,7 +104,7 @@ def test_a_prompt_runs_in_chunks_moves_its_window_and_is_decoded_elsewhere() -> 
         20,
     )
     assert bench.turn(ended) == [
-        EmitTokens(R, 0, 1, 0, 0),
+        emitted(0),
         SendPlan(D, PlanSeq(2), (pull,)),
     ]
     assert bench.turn(report(D, 2, fetched={1: ""})) == [
@@ -117,13 +117,13 @@ def test_a_prompt_runs_in_chunks_moves_its_window_and_is_decoded_elsewhere() -> 
     ]
     # At position 21 the row may run up to 25, for which a page of each group is missing.
     assert bench.turn(report(D, 3, tokens={0: 1})) == [
-        EmitTokens(R, 1, 1, 0, 0),
+        emitted(1),
         SendPlan(D, PlanSeq(4), (grow(0, 0, 6), grow(0, 1, 3))),
     ]
-    assert bench.turn(report(D, 4, tokens={0: 3})) == [EmitTokens(R, 2, 3, 0, 0)]
+    assert bench.turn(report(D, 4, tokens={0: 3})) == [emitted(2)]
     last = report(D, 4, tokens={0: 1}, ended={0: EndReason.LENGTH})
     assert bench.turn(last) == [
-        EmitTokens(R, 5, 1, 0, 0),
+        emitted(5),
         end(EndReason.LENGTH, 20, 6),
         SendPlan(D, PlanSeq(5), ()),
     ]
@@ -167,7 +167,7 @@ def test_one_token_is_sampled_where_the_prompt_ran() -> None:
     assert commands == [AcceptRequest(R, 1), plan]
     last = report(P, 1, chunks={0: 8}, tokens={0: 1}, ended={0: EndReason.LENGTH})
     assert bench.turn(last) == [
-        EmitTokens(R, 0, 1, 0, 0),
+        emitted(0),
         end(EndReason.LENGTH, 8, 1),
         SendPlan(P, PlanSeq(2), ()),
     ]
@@ -179,7 +179,7 @@ def test_a_request_that_ends_on_the_prefill_worker_is_not_handed_over() -> None:
         bench.turn(submitted("r", 8, 6))
         last = report(P, 1, chunks={0: 8}, tokens={0: 1}, ended={0: reason})
         assert bench.turn(last) == [
-            EmitTokens(R, 0, 1, 0, 0),
+            emitted(0),
             end(reason, 8, 1),
             SendPlan(P, PlanSeq(2), ()),
         ]
@@ -194,12 +194,12 @@ def test_a_worker_of_role_both_goes_on_decoding_in_the_same_row() -> None:
     ]
     # The row may feed positions 8 to 11, for which the window group lacks a page.
     assert bench.turn(report(B, 1, chunks={0: 8}, tokens={0: 1})) == [
-        EmitTokens(R, 0, 1, 0, 0),
+        emitted(0),
         SendPlan(B, PlanSeq(2), (grow(0, 1, 2),)),
     ]
     last = report(B, 2, tokens={0: 4}, ended={0: EndReason.LENGTH})
     assert bench.turn(last) == [
-        EmitTokens(R, 1, 4, 0, 0),
+        emitted(1),
         end(EndReason.LENGTH, 8, 5),
         SendPlan(B, PlanSeq(3), ()),
     ]

@@ -8,6 +8,7 @@ from fakes.core_bench import (
     D,
     P,
     cancelled,
+    emitted,
     finished,
     hybrid,
     joined,
@@ -27,7 +28,7 @@ from tidegate.ipc.protocol import (
     unpack_ids,
 )
 from tidegate.kvcache.layout import Pages, Tokens
-from tidegate.scheduler.commands import Command, EmitTokens, StartRow
+from tidegate.scheduler.commands import Command, StartRow
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.settings import CoreSettings
 
@@ -280,5 +281,4 @@ def test_no_plan_is_sent_when_there_is_nothing_to_say() -> None:
     assert bench.turn() == []
     bench.turn(report(D, bench.worker(D).seq, tokens={0: 1}))
     # Within the pages that the row has, tokens are no reason for a plan.
-    (emitted,) = bench.turn(report(D, bench.worker(D).seq, tokens={0: 1}))
-    assert isinstance(emitted, EmitTokens)
+    assert bench.turn(report(D, bench.worker(D).seq, tokens={0: 1})) == [emitted(2)]

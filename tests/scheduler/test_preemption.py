@@ -8,6 +8,7 @@ from fakes.core_bench import (
     CoreBench,
     D,
     P,
+    emitted,
     finished,
     grow,
     joined,
@@ -30,7 +31,7 @@ from tidegate.ipc.protocol import (
     WorkerId,
 )
 from tidegate.kvcache.demand import Leg
-from tidegate.scheduler.commands import Command, EmitTokens, FinishRequest, SendPlan, StartRow
+from tidegate.scheduler.commands import Command, FinishRequest, SendPlan, StartRow
 from tidegate.scheduler.losses import RESTART_COUNT_MAX
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request
@@ -153,7 +154,7 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     b = RequestId("b")
     start = StartRow(Row(2), b, position=0, output_index=2, limit=10, pages=(run(0, 4, 5, 6),))
     assert commands == [
-        EmitTokens(RequestId("a"), 1, 4, 0, 0),
+        emitted(1),
         SendPlan(P, bench.worker(P).seq, (start, Chunk(Row(2), 8, sample=False))),
         SendPlan(D, bench.worker(D).seq, (Stop(Row(1)),)),
     ]
@@ -169,8 +170,7 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     commands = bench.turn(report(D, seq + 1))
     assert plan_of(commands, D).operations == (grow(0, 0, 3),)
     # The numbers of its tokens go on, and it moves back when there is room.
-    (emitted, *_) = [c for c in prefill_again(bench, "b") if isinstance(c, EmitTokens)]
-    assert emitted == EmitTokens(b, 2, 1, 0, 0)
+    assert emitted(2) in prefill_again(bench, "b")
     assert bench.phase("b") is Phase.HANDING_OFF and request(bench, "b").ticket is None
     # It needs three, and one more for the row that grows: three are there.
     assert waits(bench, "b") == [("pages", "full", "d", 1)]
@@ -302,8 +302,7 @@ def test_a_request_of_a_lost_decode_worker_begins_anew_with_its_tokens_on_anothe
     (start, _) = [op for op in plan_of(commands, P).operations if not is_peer(op)]
     assert isinstance(start, StartRow)
     assert (start.position, start.output_index, start.limit) == (0, 3, 11)
-    (emitted,) = [c for c in prefill_again(bench, "r") if isinstance(c, EmitTokens)]
-    assert (emitted.first_index, emitted.count) == (3, 1)
+    assert emitted(3) in prefill_again(bench, "r")
     ticket = request(bench, "r").ticket
     assert ticket is not None
     commands = bench.turn(report(D2, bench.worker(D2).seq, fetched={ticket: ""}))

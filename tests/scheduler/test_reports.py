@@ -8,6 +8,8 @@ from fakes.core_bench import (
     CoreBench,
     D,
     P,
+    cancelled,
+    emitted,
     finished,
     joined,
     lost,
@@ -17,8 +19,10 @@ from fakes.core_bench import (
 )
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, RequestId, Role, Row, Stop
+from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.events import Reported, RowFaulted
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.settings import CoreSettings
 
 COUNTS = (12, 6)
 LENGTH = EndReason.LENGTH
@@ -138,6 +142,29 @@ def test_a_report_of_plans_that_cannot_be_completed_is_dropped_whole(completed: 
     assert bench.worker(D).completed == 3
     (record,) = [r for r in bench.records if r.event is LogEvent.INTERNAL_ERROR]
     assert f"plan {completed} is completed" in str(record.fields["text"])
+
+
+def test_of_one_report_good_rows_are_delivered_whatever_the_others_are() -> None:
+    """Rows 0 to 3: within its pages, ended, with too many tokens, and at its event."""
+    settings = CoreSettings(chunk_tokens=Tokens(8), ahead_tokens=Tokens(2))
+    bench = CoreBench(joined(B, Role.BOTH, (40,), FULL_ONLY), settings=settings)
+    names = ("a", "b", "c", "d")
+    bench.turn(*(submitted(name, 4, 12) for name in names))
+    bench.turn(report(B, 1, chunks={0: 4}, tokens={0: 1}))
+    bench.turn(report(B, 1, chunks={1: 4}, tokens={1: 1}))
+    bench.turn(report(B, 1, chunks={2: 4}, tokens={2: 1}))
+    bench.turn(report(B, bench.worker(B).seq, chunks={3: 4}, tokens={3: 1}))
+    bench.turn(cancelled("b"))
+    arrays = bench.worker(B).rows
+    assert arrays.next_event.tolist() == [7, 0, 7, 7]
+    commands = bench.turn(
+        report(B, bench.worker(B).seq - 1, tokens={0: 1, 1: 1, 2: 9, 3: 3}, number=7)
+    )
+    assert finished(commands)["c"].text.endswith("9 tokens that it cannot have sampled")
+    assert emitted(1, 1, 1, 1, report=7, left_out=(1, 2)) in commands
+    assert bench.core.fleet.stale_count == 1
+    requests = bench.core.fleet.requests
+    assert {name: each.output_count for name, each in requests.items()} == {"a": 2, "d": 4}
 
 
 def test_answers_about_rows_and_tickets_that_never_were_are_counted() -> None:

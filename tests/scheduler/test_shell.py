@@ -25,6 +25,7 @@ from tidegate.ipc.protocol import (
     NewTokens,
     Ping,
     Plan,
+    PlanSeq,
     PoolHandle,
     Refused,
     Report,
@@ -54,6 +55,7 @@ from tidegate.scheduler.settings import CoreSettings
 from tidegate.scheduler.shell import Shell, ShellSettings
 
 CLIENT = b"client"
+B = WorkerId("b")
 LAYOUT = Layout(
     (Group("full", All(), Tokens(4), (TensorSpec("k", 0, (1,), "float32"),)),), None
 )
@@ -242,6 +244,66 @@ async def test_a_silent_worker_is_closed_and_its_requests_end(
         assert messages[-1].status == 503
         assert isinstance(bench.to_worker("p")[-1], WorkerRefused)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_whose_report_cannot_be_is_closed(
+    log: Log, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.shell.run)
+        for index, lists in enumerate([((1, 1), (1, 1), (5, 6)), ((4,), (1,), (5,))]):
+            name = f"p{index}"
+            bench.join(name, Role.PREFILL)
+            await trio.sleep(0.1)
+            bench.to_worker(name)
+            rows, counts, tokens = map(pack_ids, lists)
+            none = PlanSeq(0)
+            bench.workers.put(
+                name.encode(), Report(none, none, 1, rows, counts, tokens, (), (), (), b"", 0)
+            )
+            await trio.sleep(0.1)
+            (refused,) = bench.to_worker(name)
+            assert isinstance(refused, WorkerRefused)
+            assert "row" in refused.reason and not bench.core.fleet.workers
+        nursery.cancel_scope.cancel()
+
+
+async def test_streams_of_several_connections_get_their_own_tokens(
+    log: Log, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.shell.run)
+        bench.join("b", Role.BOTH)
+        await trio.sleep(0.1)
+        bench.to_worker("b")
+        clients = [b"one", b"two", b"one"]
+        for index, client in enumerate(clients):
+            name, prompt = RequestId(f"r{index}"), pack_ids([5])
+            bench.clients.put(client, Submit(name, "", prompt, 3, Sampling(), 7))
+            await trio.sleep(0.1)
+        seq = PlanSeq(0)
+        while plans := bench.plans("b"):
+            for plan in plans:
+                seq = plan.seq
+                chunks = [each for each in plan.operations if isinstance(each, Chunk)]
+                done = tuple(ChunkDone(each.row, each.until) for each in chunks)
+                tokens = {int(each.row): [10 * each.row] for each in chunks}
+                bench.workers.put(b"b", report(plan, chunks=done, tokens=tokens))
+            await trio.sleep(0.1)
+        last_plan = Plan(seq, ())
+        bench.workers.put(b"b", report(last_plan, tokens={2: [22, 23], 0: [2], 1: [12]}))
+        await trio.sleep(0.1)
+        frames = {peer: bench.clients.sent[peer] for peer in (b"one", b"two")}
+        last = {peer: decode_for_client(sent[-1]) for peer, sent in frames.items()}
+        nursery.cancel_scope.cancel()
+    assert last[b"one"] == NewTokens(
+        pack_ids([3, 1]), pack_ids([1, 1]), pack_ids([2, 1]), pack_ids([22, 23, 2])
+    )
+    assert last[b"two"] == NewTokens(
+        pack_ids([2]), pack_ids([1]), pack_ids([1]), pack_ids([12])
+    )
 
 
 async def test_a_worker_of_another_dtype_is_refused_with_both_values(

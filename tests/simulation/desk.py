@@ -4,6 +4,7 @@ It does what the shell does, turn by turn, and checks after each event and plan 
 always hold.
 """
 
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import assert_never
@@ -50,7 +51,6 @@ from tidegate.scheduler.events import (
     Event,
     Reported,
     RowFaulted,
-    RowTokens,
     Submitted,
     WorkerJoined,
     WorkerLost,
@@ -87,7 +87,8 @@ class Desk:
         self._living: set[RequestId] = set()
         self._may_run: dict[RequestId, bool] = {}
         self._overload: dict[RequestId, str] = {}  # With what code each is to be refused.
-        self._reports: list[tuple[int, ...]] = []
+        self._reports: list[tuple[WorkerId, Report]] = []
+        self._rows: dict[tuple[WorkerId, Row], RequestId] = {}  # Whom they were begun for.
         self._trace = trace
         self._checks = checks
 
@@ -173,18 +174,14 @@ class Desk:
         self.apply(ClientGone(ClientId(client), "it went away"), now_us)
 
     def report(self, worker: WorkerId, report: Report, now_us: int) -> None:
-        rows: list[RowTokens] = []
-        offset = 0
-        for row, count in zip(unpack_ids(report.rows), unpack_ids(report.counts), strict=True):
-            rows.append(RowTokens(Row(row), count, offset))
-            offset += count
-        self._reports.append(unpack_ids(report.tokens))
+        self._reports.append((worker, report))
         reported = Reported(
             worker,
             len(self._reports) - 1,
             report.applied,
             report.completed,
-            tuple(rows),
+            report.rows,
+            report.counts,
             report.ended,
             report.chunks,
             report.fetched,
@@ -222,7 +219,9 @@ class Desk:
         match command:
             case SendPlan():
                 operations = tuple(
-                    self._start(operation) if isinstance(operation, StartRow) else operation
+                    self._start(command.worker, operation)
+                    if isinstance(operation, StartRow)
+                    else operation
                     for operation in command.operations
                 )
                 plans.append((command.worker, Plan(command.seq, operations)))
@@ -243,11 +242,8 @@ class Desk:
                 if code == self._overload[request_id] and not command.retry_after_ms:
                     raise SimulationError(f"{request_id} is not told when to come back")
                 self.judge.refuse(command)
-            case EmitTokens(request_id=request_id, first_index=first_index):
-                end = command.offset + command.count
-                tokens = list(self._reports[command.report][command.offset : end])
-                self.judge.emit(request_id, first_index, tokens)
-                self.shares.emit(request_id, len(tokens))
+            case EmitTokens():
+                self._emit(command)
             case FinishRequest():
                 self._living.remove(command.request_id)
                 self.judge.finish(command)
@@ -277,10 +273,22 @@ class Desk:
             self.restart_count += number(record, "restarts")
             self.shares.finish(record.request_id, number(record, "charged_tokens"))
 
-    def _start(self, row: StartRow) -> Start:
+    def _emit(self, command: EmitTokens) -> None:
+        worker, report = self._reports[command.report]
+        rows, counts = unpack_ids(report.rows), unpack_ids(report.counts)
+        tokens = deque(unpack_ids(report.tokens))
+        for index, first_index in enumerate(unpack_ids(command.first_indexes)):
+            mine = [tokens.popleft() for _ in range(counts[index])]
+            if index not in command.left_out:
+                request_id = self._rows[worker, Row(rows[index])]
+                self.judge.emit(request_id, first_index, mine)
+                self.shares.emit(request_id, len(mine))
+
+    def _start(self, worker: WorkerId, row: StartRow) -> Start:
         """The shell's join: it knows the tokens of living requests only."""
         if row.request_id not in self._living:
             raise SimulationError(f"{row.request_id} is started, and has ended")
+        self._rows[worker, row.row] = row.request_id
         script = script_of(row.request_id, self._scripts)
         prompt = range(row.position, script.prompt_tokens)
         output = self.judge.streams[row.request_id].tokens
