@@ -18,6 +18,7 @@ from tidegate.engine.checkpoint.rope import (
 
 FULL = "full_attention"
 WINDOW = "sliding_attention"
+FP8_BLOCK = 128  # Rows, and columns, that share a scale.
 
 
 class HfRope(msgspec.Struct):
@@ -151,6 +152,14 @@ def only(field: str, value: object, supported: object) -> None:
     if value != supported:
         shown = json.dumps(value)
         raise CheckpointError(f"{field} is {shown}: only {json.dumps(supported)} is supported")
+
+
+def fp8_or_none(quantization: dict[str, Any] | None) -> None:
+    """Raise `CheckpointError` unless weights are plain, or FP8 with a scale for each block."""
+    if quantization is not None:
+        only("quantization_config.quant_method", quantization.get("quant_method"), "fp8")
+        size = quantization.get("weight_block_size")
+        only("quantization_config.weight_block_size", size, [FP8_BLOCK, FP8_BLOCK])
 
 
 def within(field: str, value: int, count_max: int) -> None:

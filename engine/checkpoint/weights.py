@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tidegate.engine.checkpoint import fp8
 from tidegate.engine.checkpoint.config_from_gguf import ROPE_FACTORS
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
@@ -148,14 +149,18 @@ class _SafetensorsSource:
                 if name in self.place_of:
                     raise CheckpointError(f"{path}: tensor {stored} is in another file too")
                 self.place_of[name] = (file, stored)
-        self.packed = {experts.name: experts for experts in self._take_packed()}
+        self.packed: dict[str, PackedExperts | fp8.BlockScaled] = {}
+        for packed in self._take_packed():
+            self.packed[packed.name] = packed
+        for scaled in self._take_scaled():
+            self.packed[scaled.name] = scaled
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         plain = {
             name: tuple(file.get_slice(stored).get_shape())
             for name, (file, stored) in self.place_of.items()
         }
-        return plain | {name: experts.shape for name, experts in self.packed.items()}
+        return plain | {name: packed.shape for name, packed in self.packed.items()}
 
     def fill(self, name: str, weight: torch.Tensor) -> None:
         if name in self.packed:
@@ -181,6 +186,15 @@ class _SafetensorsSource:
                 places = (self.place_of.pop(blocks), self.place_of.pop(name + SCALES_SUFFIX))
                 slices = (file.get_slice(stored) for file, stored in places)
                 yield PackedExperts(self.path, name, *slices)
+
+    def _take_scaled(self) -> Iterator[fp8.BlockScaled]:
+        """Take out the pairs of tensors that are a matrix in FP8 and its scales."""
+        for scales in [name for name in self.place_of if name.endswith(fp8.SCALES_SUFFIX)]:
+            name = scales.removesuffix(fp8.SCALES_SUFFIX)
+            if name in self.place_of:
+                places = (self.place_of.pop(name), self.place_of.pop(scales))
+                slices = (file.get_slice(stored) for file, stored in places)
+                yield fp8.BlockScaled(self.path, name, *slices)
 
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = name == HEAD and self.config.tie_embeddings

@@ -10,6 +10,7 @@ from tidegate.engine.checkpoint.hf_fields import (
     WINDOW,
     HfFields,
     HfRope,
+    fp8_or_none,
     ids,
     layers_of_types,
     only,
@@ -73,7 +74,7 @@ class _MimoV2(HfFields, kw_only=True):
 def mimo_v2_from_hf(path: Path, name: str, eos_ids: tuple[int, ...]) -> MimoV2Config:
     source = read_json(path, _MimoV2)
     source.check()
-    only("quantization_config", source.quantization_config, None)
+    fp8_or_none(source.quantization_config)
     only("hidden_act", source.hidden_act, "silu")
     only("add_swa_attention_sink_bias", source.add_swa_attention_sink_bias, True)
     only("add_full_attention_sink_bias", source.add_full_attention_sink_bias, False)

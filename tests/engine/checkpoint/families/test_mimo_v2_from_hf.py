@@ -42,6 +42,7 @@ PUBLISHED: dict[str, Any] = {
     "num_experts_per_tok": 8,
     "num_key_value_heads": 4,
     "partial_rotary_factor": 0.334,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "rope_theta": 5_000_000,
     "routed_scaling_factor": None,
     "scoring_func": "sigmoid",
@@ -172,7 +173,8 @@ def test_heads_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
     ("fields", "named"),
     [
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu"'),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+        ({"quantization_config": {"quant_method": "awq"}}, 'quant_method is "awq": only "fp8"'),
+        ({"quantization_config": {"quant_method": "fp8"}}, "weight_block_size is null"),
         ({"scoring_func": "softmax"}, 'scoring_func is "softmax"'),
         ({"topk_method": "greedy"}, 'topk_method is "greedy"'),
         ({"n_shared_experts": 1}, "n_shared_experts is 1"),
