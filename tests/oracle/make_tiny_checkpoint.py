@@ -185,6 +185,7 @@ def make_tiny_checkpoint(
     *,
     dtype: torch.dtype = torch.float32,
     shard_bytes_max: int | None = None,
+    classes: tuple[Any, Any] | None = None,
     **overrides: Any,
 ) -> Path:
     """Write a random checkpoint into `folder` (made if missing) and return `folder`.
@@ -201,13 +202,14 @@ def make_tiny_checkpoint(
     transformers' configuration class, for example `num_hidden_layers=2` or `sliding_window=16`;
     a `num_hidden_layers` of a Gemma also sets `layer_types` (every third layer full) unless
     that is given. `shard_bytes_max` splits the weights into files of at most that size, with an
-    index. The weights depend on `seed`, `family` and the sizes only.
+    index. `classes` are transformers' configuration and model of a relative of the family.
+    The weights depend on `seed`, `family` and the sizes only.
 
     Norm weights and embeddings are drawn far from their neutral values, so that a forward pass
     which forgets one of them gives clearly other logits.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model = _random_model(family, seed, overrides).to(dtype)
+    model = _random_model(family, classes, seed, overrides).to(dtype)
     model.save_pretrained(folder, max_shard_size=shard_bytes_max or "1GB")
     tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
     tokenizer_config = {
@@ -221,8 +223,13 @@ def make_tiny_checkpoint(
     return folder
 
 
-def _random_model(family: TinyFamily, seed: int, overrides: dict[str, Any]) -> Any:
-    config_class, model_class = TRANSFORMERS_CLASSES[family]
+def _random_model(
+    family: TinyFamily,
+    classes: tuple[Any, Any] | None,
+    seed: int,
+    overrides: dict[str, Any],
+) -> Any:
+    config_class, model_class = classes or TRANSFORMERS_CLASSES[family]
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
