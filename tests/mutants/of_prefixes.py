@@ -1,6 +1,7 @@
 """Bugs in the prefix cache, and in sharing its pages."""
 
-from mutants.mutant import ByTest, Mutant
+from mutants.mutant import BySeed, ByTest, Mutant
+from simulation.scenario import ALIKE_SEED_MIN
 
 OF_PREFIXES = (
     # A hit whose window is gone.
@@ -23,14 +24,14 @@ OF_PREFIXES = (
         "kvcache/prefix_cache.py",
         "                if needed < first:",
         "                if needed + 1 < first:",
-        ByTest("kvcache/test_prefix_cache.py"),
+        BySeed(first=ALIKE_SEED_MIN + 20, checks=False),
     ),
     Mutant(
         "a hit is thought to need its window from one position higher on",
         "kvcache/units.py",
         "needed = self.group.first_needed(self.end(len(known)))",
         "needed = self.group.first_needed(Tokens(self.end(len(known)) + 1))",
-        ByTest("kvcache/test_units.py"),
+        BySeed(first=ALIKE_SEED_MIN, checks=False),
     ),
     Mutant(
         "a page of a window is evicted, and the hits that need it can still be found",
@@ -66,6 +67,20 @@ OF_PREFIXES = (
         "return min(len(chain), (prompt - 1) // self.unit)",
         "return min(len(chain), prompt // self.unit)",
         ByTest("kvcache/test_prefix_cache.py"),
+    ),
+    Mutant(
+        "units are published when their chunk is given out",
+        "scheduler/planner.py",
+        "        seat.chunk_until = until",
+        "        seat.chunk_until = until\n        worker.books.publish(seat.holding, until)",
+        BySeed(first=ALIKE_SEED_MIN + 20, checks=False),
+    ),
+    Mutant(
+        "a row begins where its prompt does, although it has a hit",
+        "scheduler/placement.py",
+        "position=seat.settled,",
+        "position=0,",
+        BySeed(first=ALIKE_SEED_MIN, checks=False),
     ),
     # Pages that are shared.
     Mutant(

@@ -88,9 +88,11 @@ def lose_workers_at(fleet: InstantFleet, lengths: set[int]) -> None:
     fleet.after_report = look
 
 
-def settings(chunk: int | None, ahead: int) -> CoreSettings:
+def settings(chunk: int | None, ahead: int, *, caches: bool = True) -> CoreSettings:
     return CoreSettings(
-        chunk_tokens=None if chunk is None else Tokens(chunk), ahead_tokens=Tokens(ahead)
+        chunk_tokens=None if chunk is None else Tokens(chunk),
+        ahead_tokens=Tokens(ahead),
+        prefix_cache=caches,
     )
 
 
@@ -98,10 +100,12 @@ def settings(chunk: int | None, ahead: int) -> CoreSettings:
 def test_a_request_that_begins_anew_at_any_length_brings_all_its_tokens(
     chunk: int | None, ahead: int
 ) -> None:
+    """With a cache, in which others' prompts and its own are found, and without."""
     anew, grown_too_long = 0, 0
     for of in LAYOUTS:
-        for pools in fleets(of):
-            fleet = InstantFleet(of, pools, settings(chunk, ahead), checks=False)
+        for number, pools in enumerate(fleets(of)):
+            caches = number % 3 > 0
+            fleet = InstantFleet(of, pools, settings(chunk, ahead, caches=caches), checks=False)
             for prompt, output in product((1, 4, 7), OUTPUTS):
                 if not isinstance(fleet.run(prompt, output), FinishRequest):
                     continue
@@ -109,7 +113,7 @@ def test_a_request_that_begins_anew_at_any_length_brings_all_its_tokens(
                 cases.append(set(range(output)))  # At each of them, in one run.
                 for case in cases:
                     begin_anew_at(fleet, case)
-                    answer = fleet.run(prompt, output)
+                    answer = fleet.run(prompt, output, shared_tokens=prompt)
                     fleet.after_report = lambda: None
                     assert isinstance(answer, FinishRequest)
                     assert answer.reason is EndReason.LENGTH, answer
