@@ -80,7 +80,10 @@ class GroupSegments:
     ) -> None:
         self.group = group
         self.page_tokens = int(group.page_tokens)
-        self.entry_bytes = max(spec.entry_bytes for spec in group.tensors)
+        # Of the largest tensor: what a layer gathers of a page.
+        self.tensor_bytes = max(
+            spec.entry_bytes * group.entry_count(spec) for spec in group.tensors
+        )
         self.starts = starts
         self.counts = counts
         self.table = table
@@ -119,12 +122,12 @@ class GroupSegments:
         """The indices of a launch of these segments."""
         within = np.arange(int(self.counts.sum())) - np.repeat(self.first_tokens, self.counts)
         positions: Ints = np.repeat(self.starts, self.counts) + within
-        origins = np.repeat(self.origins, self.counts)
-        write_pages = self.table[origins + positions // self.page_tokens]
+        owners = np.repeat(np.arange(len(self.starts)), self.counts)
+        write_pages, write_slots = self.places(owners, positions)
         return GroupPlan(
             reach=self.group.reach,
             write_pages=on_device(write_pages, device),
-            write_slots=on_device(positions % self.page_tokens, device),
+            write_slots=on_device(write_slots, device),
             decode=tuple(
                 self._bucket(members, device)
                 for members in self._split(BUCKET_BYTES_MAX[device.type])
@@ -135,18 +138,26 @@ class GroupSegments:
             ),
         )
 
+    def places(
+        self, owners: Ints, positions: Ints, tokens_per_entry: int = 1
+    ) -> tuple[Ints, Ints]:
+        """Page ids and the numbers of entries within them, for `positions` of the segments
+        `owners`, in a tensor with one entry for so many tokens. Of the same shape, broadcast.
+        """
+        pages = self.table[self.origins[owners] + positions // self.page_tokens]
+        return pages, positions % self.page_tokens // tokens_per_entry
+
     def _split(self, byte_count_max: int) -> Iterator[Ints]:
         """The segments of one token in lists of similar page counts, longest first."""
         single = np.flatnonzero(self.counts == 1)
         order = single[np.argsort(-self.page_counts[single], kind="stable")]
         counts: list[int] = self.page_counts[order].tolist()
-        page_bytes = self.page_tokens * self.entry_bytes
         first = 0
         for i in range(1, len(order) + 1):
             longest = counts[first]
             if i < len(order):
                 least = min(longest * BUCKET_FILL_MIN, longest - BUCKET_SLACK_PAGES)
-                byte_count = (i - first + 1) * longest * page_bytes
+                byte_count = (i - first + 1) * longest * self.tensor_bytes
                 if counts[i] >= least and byte_count <= byte_count_max:
                     continue
             yield order[first:i]

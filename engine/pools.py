@@ -51,11 +51,7 @@ def workspace_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
     widths = 4 * config.hidden_size + 3 * heads + 3 * config.mlp_width
     per_token = 4 * (widths + 3 * config.carried_width)
     # Keys and values of one layer, of the positions that it reads, gathered for all rows.
-    window = min(config.window or config.context, config.context)
-    per_row = max(
-        (window if is_window else config.context) * (shape.key_width + shape.value_width)
-        for shape, is_window in zip(shapes, config.layer_is_window, strict=True)
-    )
+    per_row = max(config.read_numbers(layer) for layer in range(config.layer_count))
     gathered = settings.max_running * per_row
     logits = 4 * settings.max_running * config.vocab_size * 4
     return tokens * per_token + gathered * DTYPE_BYTES[settings.dtype] + logits

@@ -8,6 +8,8 @@ Positions and counts of tokens are `Tokens`, counts and indices of pages are `Pa
 All arithmetic that turns one into the other is in this module and in `demand`.
 """
 
+from collections.abc import Iterable
+from math import lcm
 from typing import NewType
 
 import msgspec
@@ -195,6 +197,12 @@ def page_count(tokens: Tokens, page_tokens: Tokens) -> Pages:
 def token_capacity(pages: Pages, page_tokens: Tokens) -> Tokens:
     """How many positions this many pages hold."""
     return Tokens(pages * page_tokens)
+
+
+def page_of_entries(page_tokens: Tokens, tokens_per_entry: Iterable[int]) -> Tokens:
+    """The smallest page of at least `page_tokens` that holds whole entries of every size."""
+    unit = lcm(*tokens_per_entry)
+    return Tokens(-(-page_tokens // unit) * unit)
 
 
 def span(start: Tokens, end: Tokens, page_tokens: Tokens) -> Pages:

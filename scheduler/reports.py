@@ -253,10 +253,14 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
 
 
 def bytes_saved(request: Request) -> int:
-    """Bytes of the prompt's pages that need not be moved, since decode never reads them."""
+    """Bytes of the prompt's window pages that need not be moved, since decode never reads them.
+
+    Tails do not count: no one would move more of them than their last rows.
+    """
     seat = request.target
     assert seat is not None
     return sum(
         (group.pages(seat.lengths.prompt) - table.page_count) * group.page_bytes
         for group, table in zip(seat.worker.layout.groups, seat.holding.tables, strict=True)
+        if group.is_window
     )

@@ -7,8 +7,15 @@ import msgspec
 
 from tidegate.engine.checkpoint.errors import CheckpointError
 
-Family = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2"]
-FAMILIES: tuple[Family, ...] = ("llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2")
+Family = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2", "deepseek_v4"]
+FAMILIES: tuple[Family, ...] = (
+    "llama",
+    "gemma3",
+    "gemma4",
+    "gpt_oss",
+    "mimo_v2",
+    "deepseek_v4",
+)
 
 LAYER_COUNT_MAX = 1024
 COUNT_MAX = 2**31 - 1  # Of every other size: far above any model, far below trouble.
@@ -109,6 +116,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Numbers of a token that go through all layers beside the residual."""
         return 0
 
+    def read_numbers(self, layer: int) -> int:
+        """Numbers of the pages of a layer that one query reads, at most."""
+        shape, positions = self.attention_of(layer), self.context
+        if self.layer_is_window[layer] and self.window is not None:
+            positions = min(self.window, self.context)
+        return positions * (shape.key_width + shape.value_width)
+
     def weight_shapes(self) -> Shapes:
         """The shape of every weight that the model has, by canonical name, in its order.
 
@@ -128,6 +142,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_float32(self, name: str) -> bool:
         """Whether this weight stays float32, whatever type the others are loaded in."""
+        del name
+        return False
+
+    def is_integer(self, name: str) -> bool:
+        """Whether this weight is a table of whole numbers: it is loaded as int64."""
         del name
         return False
 

@@ -7,6 +7,7 @@ import msgspec
 
 from tidegate.engine.checkpoint.config import Family, ModelConfig
 from tidegate.engine.checkpoint.errors import CheckpointError
+from tidegate.engine.checkpoint.families.deepseek_v4_from_hf import deepseek_v4_from_hf
 from tidegate.engine.checkpoint.families.gemma3_from_hf import (
     gemma3_from_hf,
     multimodal_gemma3_from_hf,
@@ -43,6 +44,7 @@ ARCHITECTURES: dict[str, tuple[Family, Read]] = {
     "Gemma4ForConditionalGeneration": ("gemma4", multimodal_gemma4_from_hf),
     "GptOssForCausalLM": ("gpt_oss", gpt_oss_from_hf),
     "MiMoV2FlashForCausalLM": ("mimo_v2", mimo_v2_from_hf),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", deepseek_v4_from_hf),
 }
 
 

@@ -53,6 +53,12 @@ def decoder_gguf_names(config: ModelConfig, parts: Mapping[str, str]) -> dict[st
 def weight_bytes(config: ModelConfig, element_bytes: int) -> int:
     """Bytes of all weights once they are loaded, with elements of this size."""
     return sum(
-        prod(shape) * (4 if config.is_float32(name) else element_bytes)
+        prod(shape) * _bytes_of(config, name, element_bytes)
         for name, shape in config.weight_shapes().items()
     )
+
+
+def _bytes_of(config: ModelConfig, name: str, element_bytes: int) -> int:
+    if config.is_integer(name):
+        return 8
+    return 4 if config.is_float32(name) else element_bytes

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tidegate.engine.checkpoint import fp8
+from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.checkpoint.config_from_gguf import ROPE_FACTORS
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
@@ -20,7 +21,9 @@ from tidegate.engine.checkpoint.registry import Checkpoint
 from tidegate.engine.checkpoint.tensor_names import HEAD
 
 DTYPES = (torch.bfloat16, torch.float32)
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # Of stored tensors.
+# Of stored tensors, as safetensors files call them.
+FLOAT_KINDS = ("F32", "F16", "BF16")
+INTEGER_KINDS = ("I64", "I32")
 
 # Weights pass through float32 in pieces of this size, never whole.
 PIECE_ELEMENTS_MAX = 256 * 1024
@@ -60,13 +63,18 @@ def load_weights(
     _check(checkpoint.path, shapes, source.shapes())
     weights: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
-        own_dtype = torch.float32 if config.is_float32(name) else dtype
-        weight = torch.empty(shape, dtype=own_dtype)
+        weight = torch.empty(shape, dtype=_dtype_of(config, name, dtype))
         source.fill(name, weight)
         weights[name] = weight
         if progress is not None:
             progress(len(weights), len(shapes))
     return weights
+
+
+def _dtype_of(config: ModelConfig, name: str, dtype: torch.dtype) -> torch.dtype:
+    if config.is_integer(name):
+        return torch.int64
+    return torch.float32 if config.is_float32(name) else dtype
 
 
 class _Source(Protocol):
@@ -154,6 +162,7 @@ class _SafetensorsSource:
             self.packed[packed.name] = packed
         for scaled in self._take_scaled():
             self.packed[scaled.name] = scaled
+        self._check_kinds()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         plain = {
@@ -168,11 +177,6 @@ class _SafetensorsSource:
             return
         file, stored_name = self.place_of[name]
         stored: torch.Tensor = file.get_tensor(stored_name)
-        if stored.dtype not in FLOAT_DTYPES:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} is {stored.dtype}: must be float32, float16 or "
-                "bfloat16"
-            )
         weight.copy_(stored)
         offset = self.config.stored_offset(name)
         if offset != 0:
@@ -195,6 +199,22 @@ class _SafetensorsSource:
                 places = (self.place_of.pop(name), self.place_of.pop(scales))
                 slices = (file.get_slice(stored) for file, stored in places)
                 yield fp8.BlockScaled(self.path, name, *slices)
+
+    def _check_kinds(self) -> None:
+        """Raise `CheckpointError` for weights that are stored as no kind that can be read."""
+        wanted = self.config.weight_shapes()
+        for name, (file, stored) in self.place_of.items():
+            if name not in wanted:
+                continue
+            kind: str = file.get_slice(stored).get_dtype()
+            is_integer = self.config.is_integer(name)
+            if kind not in (INTEGER_KINDS if is_integer else FLOAT_KINDS):
+                right = "I64 or I32" if is_integer else "F32, F16 or BF16"
+                raise CheckpointError(
+                    f"{self.path}: tensor {stored} is {kind}: must be {right}. FP4 and FP8 are "
+                    "read only as GPT-OSS and MiMo-V2 are published: convert the folder to "
+                    "bfloat16"
+                )
 
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = name == HEAD and self.config.tie_embeddings

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.engine.checkpoint.config import Family, ModelConfig
+from tidegate.engine.models.deepseek_v4_layout import deepseek_v4_layout
 from tidegate.engine.models.kv_layout import hybrid_layout
 from tidegate.kvcache.layout import Layout, LayoutError
 
@@ -16,6 +17,10 @@ WINDOW_ALONE_SHARED = (
     "a window layer reads keys and values of its window, its own or an earlier layer's, and "
     "nothing else that earlier steps left behind; layers' inputs are made of the token alone"
 )
+WINDOW_AND_ENTRIES = (
+    "a query reads the window's keys, which are the values too, and of earlier tokens nothing "
+    "but compressed entries and the rows that the next ones are made of; sinks are weights"
+)
 KEYS_AND_VALUES = "2 x KV heads x head size x bytes of an element, for each layer"
 KEYS_AND_NARROWER_VALUES = (
     "KV heads x (key size + value size) x bytes of an element, for each layer"
@@ -27,7 +32,7 @@ class GroupTerms:
     """A group of a family in general terms, whatever the model's size."""
 
     pool: str
-    reach: str  # "all" or "window", as the tags of `Reach`.
+    reach: str  # "all", "window" or "tail", as the tags of `Reach`.
     layer_kind: str
     bytes_per_token_rule: str
 
@@ -77,6 +82,37 @@ _FULL_AND_WINDOW = (
 )
 
 FAMILY_LAYOUTS: dict[Family, FamilyLayout] = {
+    "deepseek_v4": FamilyLayout(
+        deepseek_v4_layout,
+        swa_only_transfer=True,
+        reason=WINDOW_AND_ENTRIES,
+        groups=(
+            GroupTerms(
+                "full",
+                "all",
+                "compressed entries of CSA and HCA layers, and CSA's index keys",
+                "an entry's numbers x bytes of an element / tokens of an entry, for each layer",
+            ),
+            GroupTerms(
+                "window",
+                "window",
+                "all layers",
+                "head size x bytes of an element, for each layer",
+            ),
+            GroupTerms(
+                "csa_tail",
+                "tail",
+                "rows and gates of CSA layers and their indexers that the next entry needs",
+                "2 x (head size + index head size) x (bytes of an element + 4), for each layer",
+            ),
+            GroupTerms(
+                "hca_tail",
+                "tail",
+                "rows and gates of HCA layers that the next entry needs",
+                "head size x (bytes of an element + 4), for each layer",
+            ),
+        ),
+    ),
     "gemma3": FamilyLayout(
         hybrid_layout,
         swa_only_transfer=True,

@@ -6,11 +6,13 @@ import torch
 
 from tidegate.engine.batch import Batch
 from tidegate.engine.checkpoint.config import ModelConfig
+from tidegate.engine.checkpoint.families.deepseek_v4 import DeepSeekV4Config
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
 from tidegate.engine.checkpoint.families.gemma4 import Gemma4Config
 from tidegate.engine.checkpoint.families.gpt_oss import GptOssConfig
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
 from tidegate.engine.checkpoint.families.mimo_v2 import MimoV2Config
+from tidegate.engine.models.deepseek_v4 import DeepSeekV4
 from tidegate.engine.models.gemma3 import Gemma3
 from tidegate.engine.models.gemma4 import Gemma4
 from tidegate.engine.models.gpt_oss import GptOss
@@ -40,6 +42,8 @@ def build_model(
     """
     place, kind = torch.device(device), TORCH_DTYPES[dtype]
     match config:
+        case DeepSeekV4Config():
+            return DeepSeekV4(config, weights, place, kind)
         case Gemma3Config():
             return Gemma3(config, weights, place, kind)
         case Gemma4Config():

@@ -91,5 +91,6 @@ def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> None:
     """Turn the first numbers of `heads` [tokens, heads, size], float32 in interleaved order, in
     place: twice as many as there are in a row of `rotation`.
     """
-    pairs = heads[..., : 2 * rotation.shape[-1]].view(*heads.shape[:2], -1, 2)
+    count = rotation.shape[-1]
+    pairs = heads[..., : 2 * count].view(*heads.shape[:2], count, 2)
     torch.view_as_complex(pairs).mul_(rotation)

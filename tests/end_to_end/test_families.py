@@ -36,7 +36,7 @@ OPTIONS = (
     *("--kv-memory", "64MiB"),
     "--poison-freed-pages",
 )
-DEFAULT_RUNS = (("gemma4", "true"), ("mimo_v2", "false"))
+DEFAULT_RUNS = (("gemma4", "true"), ("mimo_v2", "false"), ("deepseek_v4", "true"))
 RUNS = tuple(
     (name, flag)
     for name, model in TINY_MODELS.items()

@@ -13,10 +13,11 @@ import torch
 
 from fakes.paged_rows import Feed, PagedRow, PagedRows, moved_pages, needed_pages
 from fakes.tiny_family import FamilyModels, assert_close, is_close, logits_of
-from tidegate.kvcache.layout import Layout, Tokens
+from tidegate.kvcache.layout import Group, Layout, Pages, Tokens
 
 DECODE_WINDOWS = 3
 DECODE_STEPS_MIN, DECODE_STEPS_MAX = 24, 96
+SETTLING_STEPS_MAX = 160  # More than the longest tail of a tiny model.
 STEPS_WITHOUT_WINDOW = 4  # Decode steps where all layers read everything.
 # Of our error in bfloat16, as a multiple of the reference's: root mean squares. Where experts
 # are chosen, near ties go either way.
@@ -90,20 +91,22 @@ def check_decode(family: FamilyModels) -> None:
         assert_close(found, family.expected(text)[-steps:], f"decode from {len(text) - steps}")
 
 
-def check_hand_off(family: FamilyModels) -> None:
-    """Decode elsewhere, from what the layout says is moved, is decode without a hand-off.
+def check_hand_off(family: FamilyModels, lengths: Sequence[int] = ()) -> None:
+    """Decode elsewhere, from what the layout says is moved, is decode without a hand-off: at
+    these lengths, in ascending order, or around every edge of the layout.
 
     Once what is to be moved has been copied, all pages of the source are given back and hold
     NaN; those that were not needed between chunks did so before. Where there are windows, the
     same with the flag forced to false, when all pages of a prompt are moved.
     """
-    _check_hand_off(family)
+    lengths = lengths or offsets(family.layout)
+    _check_hand_off(family, lengths)
     if family.layout.swa_only_transfer:
-        _check_hand_off(family.with_forced_flag())
+        _check_hand_off(family.with_forced_flag(), lengths)
 
 
-def _check_hand_off(family: FamilyModels) -> None:
-    layout, lengths = family.layout, offsets(family.layout)
+def _check_hand_off(family: FamilyModels, lengths: Sequence[int]) -> None:
+    layout = family.layout
     steps = settling_steps(layout, lengths)
     tokens = family.tokens(lengths[-1] + steps, 5)
     texts = [tokens[: length + steps] for length in lengths]
@@ -132,11 +135,13 @@ def _check_hand_off(family: FamilyModels) -> None:
         assert_close(moved_on, expected, f"decode after a hand-off at {length}")
 
 
-def check_that_every_moved_page_is_needed(family: FamilyModels) -> None:
+def check_that_every_moved_page_is_needed(
+    family: FamilyModels, lengths: Sequence[int] = ()
+) -> None:
     """A hand-off that leaves out any one of the pages gives other logits, sooner or later; one
-    that leaves out none does not.
+    that leaves out none does not. Pages without a whole entry of any tensor hold nothing yet.
     """
-    layout, lengths = family.layout, offsets(family.layout)
+    layout, lengths = family.layout, lengths or offsets(family.layout)
     steps = settling_steps(layout, lengths)
     tokens = family.tokens(lengths[-1] + steps, 9)
     source = family.pool(10)
@@ -149,6 +154,8 @@ def check_that_every_moved_page_is_needed(family: FamilyModels) -> None:
     for row in sources:
         for number, group in enumerate(layout.groups):
             for index in range(*needed_pages(group, Tokens(row.length))):
+                if not holds_an_entry(group, index, row.length):
+                    continue
                 copy = target.hand_off(row, source, left_out=(number, index))
                 unnoticed.append((copy, (row.length, number, index)))
     assert unnoticed
@@ -289,6 +296,12 @@ def offsets(layout: Layout) -> list[int]:
     return sorted({n + d for n in edges for d in NEAR if n + d >= 1})
 
 
+def holds_an_entry(group: Group, index: int, length: int) -> bool:
+    """Whether a row of `length` positions has a whole entry in its page with this index."""
+    start = group.start_of(Pages(index))
+    return any(start + spec.tokens_per_entry <= length for spec in group.tensors)
+
+
 def settling_steps(layout: Layout, lengths: Sequence[int]) -> int:
     """After how many steps of decode nothing is read any more that was there before, but for
     groups that read all.
@@ -299,7 +312,7 @@ def settling_steps(layout: Layout, lengths: Sequence[int]) -> int:
         for length_past in (group.first_past(Tokens(length)) for group in layout.groups)
         if length_past is not None
     ]
-    return min(max(past, default=0) + STEPS_WITHOUT_WINDOW, DECODE_STEPS_MAX)
+    return min(max(past, default=0) + STEPS_WITHOUT_WINDOW, SETTLING_STEPS_MAX)
 
 
 def feed_in_chunks(

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
@@ -23,9 +25,14 @@ from transformers import (
     MiMoV2FlashForCausalLM,
 )
 
-TinyFamily = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2"]
+TinyFamily = Literal["llama", "gemma3", "gemma4", "gpt_oss", "mimo_v2", "deepseek_v4"]
 
 VOCAB_SIZE = 384
+
+# Those of DeepSeek have wide bars, and a low one for a space.
+DEEPSEEK_BOS = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+DEEPSEEK_EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+DEEPSEEK_USER, DEEPSEEK_ASSISTANT = "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"
 
 # Ids are the places in these lists. The names are those of the real models' tokenizers.
 SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
@@ -37,6 +44,7 @@ SPECIAL_TOKENS: dict[TinyFamily, list[str]] = {
         *("<|start|>", "<|message|>", "<|end|>"),
     ],
     "mimo_v2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    "deepseek_v4": [DEEPSEEK_BOS, DEEPSEEK_EOS, DEEPSEEK_USER, DEEPSEEK_ASSISTANT],
 }
 BOS_TOKEN: dict[TinyFamily, str | None] = {
     "llama": None,
@@ -44,6 +52,7 @@ BOS_TOKEN: dict[TinyFamily, str | None] = {
     "gemma4": "<bos>",
     "gpt_oss": None,
     "mimo_v2": None,
+    "deepseek_v4": DEEPSEEK_BOS,
 }
 EOS_TOKEN: dict[TinyFamily, str] = {
     "llama": "<|im_end|>",
@@ -51,6 +60,7 @@ EOS_TOKEN: dict[TinyFamily, str] = {
     "gemma4": "<eos>",
     "gpt_oss": "<|return|>",
     "mimo_v2": "<|im_end|>",
+    "deepseek_v4": DEEPSEEK_EOS,
 }
 
 # Typed loosely: the fields go in by name, from a dict that tests may extend.
@@ -60,6 +70,7 @@ TRANSFORMERS_CLASSES: dict[TinyFamily, tuple[Any, Any]] = {
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "mimo_v2": (MiMoV2FlashConfig, MiMoV2FlashForCausalLM),
+    "deepseek_v4": (DeepseekV4Config, DeepseekV4ForCausalLM),
 }
 
 CHATML_TEMPLATE = (
@@ -85,6 +96,15 @@ CHAT_TEMPLATE: dict[TinyFamily, str] = {
         "{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
     ),
     "mimo_v2": CHATML_TEMPLATE,
+    "deepseek_v4": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message['role'] == 'assistant' %}"
+        + DEEPSEEK_ASSISTANT
+        + "{% else %}"
+        + DEEPSEEK_USER
+        + "{% endif %}{{ message['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}" + DEEPSEEK_ASSISTANT + "{% endif %}"
+    ),
 }
 
 # Fields of transformers' configuration class, besides those that all families share.
@@ -139,6 +159,35 @@ OWN_FIELDS: dict[TinyFamily, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 33,
         "bos_token_id": None,
+    },
+    "deepseek_v4": {
+        "intermediate_size": 32,  # Of each expert.
+        "num_hidden_layers": 4,
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "compressed_sparse_attention",
+        ],
+        "compress_rates": {
+            "compressed_sparse_attention": 4,
+            "heavily_compressed_attention": 16,
+        },
+        "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+        "head_dim": 32,
+        "partial_rotary_factor": 0.25,
+        "q_lora_rank": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        # With few heads scores would be 0 for several entries, and ties go either way.
+        "index_n_heads": 64,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "hc_mult": 2,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 32,
+        "bos_token_id": SPECIAL_TOKENS["deepseek_v4"].index(DEEPSEEK_BOS),
     },
 }
 
@@ -197,8 +246,10 @@ def make_tiny_checkpoint(
     share keys, and each layer has an input. `gpt_oss`: 4 layers, the first and the third with a
     window of 32 tokens, 4 heads of 16, 2 KV heads, 2 of 8 experts for each token. `mimo_v2`: 6
     layers, the first and the last full with 1 KV head, the others with a window of 33 tokens
-    and 2 KV heads, keys of 24 and values of 16, 2 of 8 experts after the first. All: hidden
-    size 64, 384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of
+    and 2 KV heads, keys of 24 and values of 16, 2 of 8 experts after the first.
+    `deepseek_v4`: 4 layers with a window of 32 tokens, one without compressed entries, one with
+    an entry for 16 tokens and two with one for 4, 4 heads of 32, 2 of 8 experts, 2 streams.
+    All: hidden size 64, 384 tokens, 4,096 positions, tied embeddings. `overrides` are fields of
     transformers' configuration class, for example `num_hidden_layers=2` or `sliding_window=16`;
     a `num_hidden_layers` of a Gemma also sets `layer_types` (every third layer full) unless
     that is given. `shard_bytes_max` splits the weights into files of at most that size, with an
@@ -258,7 +309,12 @@ def randomise(model: Any, seed: int) -> Any:
     with torch.no_grad():
         for weight in (*model.parameters(), *buffers):
             noise = torch.randn(weight.shape, generator=generator)
-            if weight.ndim <= 1:
+            if not weight.is_floating_point():
+                # A table of experts: for each token some, no one twice.
+                count = model.config.num_local_experts
+                order = torch.rand(len(weight), count, generator=generator)
+                weight.copy_(order.argsort(1)[:, : weight.shape[1]])
+            elif weight.ndim <= 1:
                 weight.add_(0.2 * noise)
             else:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)

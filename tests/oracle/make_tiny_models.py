@@ -93,6 +93,7 @@ TINY_MODELS: Mapping[str, TinyModel] = MappingProxyType(
         ),
         "gpt_oss": TinyModel("gpt_oss"),
         "mimo_v2": TinyModel("mimo_v2"),
+        "deepseek_v4": TinyModel("deepseek_v4"),
     }
 )
 

@@ -33,7 +33,7 @@ from tidegate.ipc.protocol import (
     Usage,
     pack_ids,
 )
-from tidegate.kvcache.layout import Tokens
+from tidegate.kvcache.layout import Group, Layout, Tail, Tokens
 from tidegate.scheduler.commands import (
     AcceptRequest,
     FinishRequest,
@@ -157,6 +157,18 @@ def test_the_log_says_how_many_bytes_moved_and_how_many_were_saved() -> None:
     (done,) = [r for r in bench.records if r.event is LogEvent.HANDOFF_DONE]
     # Three window pages of four positions, four bytes each, stayed behind.
     assert done.fields["bytes_moved"] == 100 and done.fields["bytes_saved"] == 48
+
+
+def test_a_tail_of_which_the_rest_was_never_kept_saves_nothing() -> None:
+    hybrid_layout = hybrid(flag=False)
+    tail = Group("tail", Tail(Tokens(4), 1), Tokens(4), hybrid_layout.groups[0].tensors)
+    layout = Layout((*hybrid_layout.groups, tail), False)
+    bench = CoreBench(
+        joined(P, Role.PREFILL, (8, 8, 4), layout), joined(D, Role.DECODE, (8, 8, 4), layout)
+    )
+    bench.hand_over("r", 20, 6)
+    (done,) = [r for r in bench.records if r.event is LogEvent.HANDOFF_DONE]
+    assert done.fields["bytes_saved"] == 0
 
 
 def test_one_token_is_sampled_where_the_prompt_ran() -> None:

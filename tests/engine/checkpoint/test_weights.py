@@ -59,6 +59,8 @@ def expected_of(folder: Path, family: TinyFamily, is_tied: bool) -> Weights:
         del tensors["lm_head.weight"]
     if family == "mimo_v2":
         return by_published_names(tensors)
+    if family == "deepseek_v4":
+        return by_names_of_deepseek(tensors)
     if family != "gemma3":
         return tensors
     return {
@@ -83,6 +85,61 @@ def by_published_names(tensors: Weights) -> Weights:
                 found[f"{module}.{number}.up_proj.weight"] = up
         else:
             found[name] = tensor
+    return found
+
+
+# In this order, what transformers calls otherwise than the published folders.
+NAMES_OF_DEEPSEEK = (
+    ("shared_experts.gate_proj", "shared_experts.w1"),
+    ("shared_experts.down_proj", "shared_experts.w2"),
+    ("shared_experts.up_proj", "shared_experts.w3"),
+    (".compressor.indexer.scorer.weights_proj.", ".indexer.weights_proj."),
+    (".compressor.indexer.q_b_proj.", ".indexer.wq_b."),
+    (".compressor.indexer.", ".indexer.compressor."),
+    (".compressor.kv_norm.", ".compressor.norm."),
+    (".position_bias", ".ape"),
+    (".self_attn.", ".attn."),
+    (".mlp.", ".ffn."),
+    (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".q_a_proj.", ".wq_a."),
+    (".q_b_proj.", ".wq_b."),
+    (".kv_proj.", ".wkv."),
+    (".gate_proj.", ".wgate."),
+    (".o_a_proj.", ".wo_a."),
+    (".o_b_proj.", ".wo_b."),
+    (".q_a_norm.", ".q_norm."),
+    (".sinks", ".attn_sink"),
+    (".e_score_correction_bias", ".bias"),
+    (".attn_hc.", ".hc_attn_"),
+    (".ffn_hc.", ".hc_ffn_"),
+    ("hc_head.hc_", "hc_head_"),
+)
+
+
+# What DeepSeek keeps in the smaller type; whatever scales, gates, routes or mixes is exact.
+ROUNDED_OF_DEEPSEEK = (
+    *("embed_tokens.weight", "lm_head.weight"),
+    *(f".{name}.weight" for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3")),
+)
+
+
+def by_names_of_deepseek(tensors: Weights) -> Weights:
+    found: Weights = {}
+    for name, tensor in tensors.items():
+        published = name
+        for theirs, ours in NAMES_OF_DEEPSEEK:
+            published = published.replace(theirs, ours)
+        module, _, kind = published.rpartition(".")
+        if kind == "down_proj":
+            for number, part in enumerate(tensor):
+                found[f"{module}.{number}.w2.weight"] = part
+        elif kind == "gate_up_proj":
+            for number, both in enumerate(tensor):
+                for part, half in zip(("w1", "w3"), both.chunk(2), strict=True):
+                    found[f"{module}.{number}.{part}.weight"] = half
+        else:
+            found[published] = tensor
     return found
 
 
@@ -149,7 +206,12 @@ def test_matrices_have_the_dtype_asked_for_and_what_needs_it_stays_float32(
     for name, weight in rounded.items():
         is_gemma_norm = family == "gemma3" and weight.ndim == 1
         is_exact = is_gemma_norm or (family == "mimo_v2" and ".mlp.gate." in name)
-        assert weight.dtype == (torch.float32 if is_exact else torch.bfloat16)
+        if family == "deepseek_v4":
+            is_exact = not name.endswith(ROUNDED_OF_DEEPSEEK)
+        if name.endswith("tid2eid"):
+            assert weight.dtype == torch.int64
+        else:
+            assert weight.dtype == (torch.float32 if is_exact else torch.bfloat16)
         assert torch.equal(weight, exact[name].to(weight.dtype))
 
 
@@ -249,7 +311,7 @@ def test_integers_for_weights_are_refused(tmp_path: Path) -> None:
         tensors["model.norm.weight"] = torch.zeros(64, dtype=torch.int8)
 
     resave(folder, spoil)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is torch\.int8"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is I8: must be F32, F16"):
         load(folder)
 
 

@@ -24,6 +24,9 @@ from tidegate.engine.models.layouts import (
 )
 from tidegate.kvcache.layout import All, Layout, LayoutError, Reach, Window
 
+# Those whose layers read all positions or a window. What DeepSeek V4 keeps is more involved.
+HYBRIDS = [family for family in FAMILIES if family != "deepseek_v4"]
+
 
 def with_layers(family: Family, *layer_is_window: bool) -> ModelConfig:
     """A tiny model of the family with one layer for each argument."""
@@ -46,7 +49,7 @@ def with_layers(family: Family, *layer_is_window: bool) -> ModelConfig:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_the_general_terms_of_a_family_name_the_groups_that_it_makes(family: Family) -> None:
     layout = layout_for(with_layers(family, True, False, True), 16, "bfloat16")
     facts = FAMILY_LAYOUTS[family]
@@ -58,7 +61,7 @@ def test_the_general_terms_of_a_family_name_the_groups_that_it_makes(family: Fam
     assert flag_reason(family, layout) == facts.reason
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_a_model_without_window_layers_has_one_pool_and_another_reason(family: Family) -> None:
     layout = layout_for(with_layers(family, False, False), 16, "bfloat16")
     assert [group.name for group in layout.groups] == ["full"]
@@ -66,7 +69,7 @@ def test_a_model_without_window_layers_has_one_pool_and_another_reason(family: F
     assert flag_reason(family, layout) == NO_WINDOW
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_a_model_of_window_layers_alone_has_no_full_pool(family: Family) -> None:
     config = with_layers(family, True, True)
     layout = layout_for(config, 16, "bfloat16")
