@@ -85,12 +85,13 @@ async def test_hits_that_end_around_pages_and_the_window_give_the_tokens_of_a_co
     server: Server, edges: tuple[int, ...]
 ) -> None:
     long = tokens(WINDOW + 3 * PAGE, seed=1)
+    tenant = f"a{len(edges)}"
     async with AsyncClient(server.endpoint) as client:
         asker = Asker(client)
-        await asker.ask([*long, 5, 6], "a")
+        await asker.ask([*long, 5, 6], tenant)
         for alike in edges:
             prompt = [*long[:alike], *tokens(3, seed=100 + alike)]
-            await asker.check(prompt, "a", alike)
+            await asker.check(prompt, tenant, alike)
 
 
 async def test_a_prompt_that_is_cached_whole_is_answered_as_the_first_time(
