@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.cli.planning import DEFAULT_LENGTHS, OURS, WINDOW_CAP, Plan, make_plan
+from tidegate.cli.reach_text import query_reads_text, reach_tag
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.models.layouts import flag_reason, layout_for
 from tidegate.engine.settings import WorkerSettings
 from tidegate.kvcache.capacity import handoff_bytes
-from tidegate.kvcache.layout import All, Group, Layout, Reach, Tail, Tokens, Window
+from tidegate.kvcache.layout import Group, Layout, Tokens
 
 
 class TensorFacts(msgspec.Struct, frozen=True):
@@ -128,11 +129,10 @@ def _group_layout(group: Group) -> GroupLayout:
         kind = spec.name.partition(".")[0]
         key = (kind, spec.shape, spec.dtype, spec.tokens_per_entry)
         kinds.setdefault(key, []).append(spec.layer)
-    reach, reads = _reach_words(group.reach)
     return GroupLayout(
         pool=group.name,
-        reach=reach,
-        reads=reads,
+        reach=reach_tag(group.reach),
+        reads=query_reads_text(group.reach),
         window_tokens=group.window_tokens,
         layers=tuple(sorted({spec.layer for spec in group.tensors})),
         tensors=tuple(TensorFacts(*key, tuple(layers)) for key, layers in kinds.items()),
@@ -140,18 +140,6 @@ def _group_layout(group: Group) -> GroupLayout:
         page_tokens=group.page_tokens,
         page_bytes=group.page_bytes,
     )
-
-
-def _reach_words(reach: Reach) -> tuple[str, str]:
-    """The tag of a reach, and what it reads in words."""
-    match reach:
-        case All():
-            return "all", "all positions"
-        case Window(tokens=tokens):
-            return "window", f"itself and {tokens - 1:,} before"
-        case Tail(ratio=ratio, overlap=overlap):
-            before = f", and {overlap} before" if overlap else ""
-            return "tail", f"its stretch of {ratio:,}{before}"
 
 
 def _handoffs(layout: Layout, context: int) -> tuple[HandoffFacts, ...]:

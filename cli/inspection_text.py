@@ -12,7 +12,7 @@ from tidegate.cli.plan_text import (
     wrapped,
 )
 from tidegate.cli.planning import WINDOW_CAP, Plan
-from tidegate.clients.logs.words import bytes_text, columns
+from tidegate.clients.logs.words import bytes_text, columns, count_text
 
 PAIR = 2
 
@@ -58,11 +58,13 @@ def _layout_lines(found: Inspection) -> list[str]:
     lines = [f"in {found.dtype}, pages of {page_tokens} tokens"]
     lines += columns(rows, right=(1, 4, 5))
     for group in found.groups:
-        lines += wrapped(f"Pool {group.pool} has layers {_numbers(group.layers)}.")
+        noun = "layer" if len(group.layers) == 1 else "layers"
+        lines += wrapped(f"Pool {group.pool} has {noun} {_numbers(group.layers)}.")
     if found.layers_without_kv:
         lines += wrapped(
-            f"Layers {_numbers(found.layers_without_kv)} keep nothing: they read what earlier "
-            "layers keep."
+            "What earlier layers keep is read, and nothing kept, by "
+            f"{count_text(len(found.layers_without_kv), 'layer')}: "
+            f"{_numbers(found.layers_without_kv)}."
         )
     return lines
 
@@ -80,7 +82,7 @@ def _tensor_text(tensor: TensorFacts, group: GroupLayout, dtype: str) -> str:
     if tensor.tokens_per_entry > 1:
         text += f" for each {tensor.tokens_per_entry} tokens"
     if tensor.layers != group.layers:
-        text += f" ({len(tensor.layers)} layers)"
+        text += f" ({count_text(len(tensor.layers), 'layer')})"
     return text
 
 

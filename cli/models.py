@@ -31,10 +31,10 @@ LINE_WIDTH = 96
 
 
 class GroupFacts(msgspec.Struct, frozen=True):
-    """A group of layers that share a pool, with `reach` "all" or "window".
+    """A group of layers that share a pool, with `reach` "all", "window" or "tail".
 
-    The numbers are of one model, and None where only the family is known. `window_tokens` is
-    None where all positions are read.
+    What follows the rule is of one model, and None where only the family is known.
+    `window_tokens` is None unless the layers have a window.
     """
 
     pool: str
@@ -42,6 +42,7 @@ class GroupFacts(msgspec.Struct, frozen=True):
     layer_kind: str
     bytes_per_token_rule: str
     layers: int | None = None
+    reads: str | None = None
     window_tokens: int | None = None
     bytes_per_token: int | None = None
 
@@ -145,6 +146,7 @@ def describe(model: str, dtype: str) -> ModelFacts:
 
     Raises `CheckpointError` and `LayoutError`.
     """
+    from tidegate.cli.reach_text import reads_text
     from tidegate.engine.checkpoint.registry import open_checkpoint
     from tidegate.engine.models.layouts import flag_reason, layout_for
 
@@ -167,6 +169,7 @@ def describe(model: str, dtype: str) -> ModelFacts:
             msgspec.structs.replace(
                 terms,
                 layers=len({spec.layer for spec in by_pool[terms.pool].tensors}),
+                reads=reads_text(by_pool[terms.pool].reach),
                 window_tokens=by_pool[terms.pool].window_tokens,
                 bytes_per_token=by_pool[terms.pool].bytes_per_token,
             )
@@ -218,10 +221,9 @@ def _model_lines(model: ModelFacts) -> list[str]:
         f"    context {model.context:,} tokens, vocabulary {model.vocab_size:,}, {chat}",
     ]
     for group in model.groups:
-        window = group.window_tokens
-        reach = "all positions" if window is None else f"a window of {window:,}"
+        article = "" if group.reach == "all" else "a "
         lines.append(
-            f"    {group.pool} pool: {group.layers} layers that read {reach}, "
+            f"    {group.pool} pool: {group.layers} layers that read {article}{group.reads}, "
             f"{bytes_text(group.bytes_per_token or 0)} a token"
         )
     family = describe_family(cast("Family", model.family))

@@ -66,9 +66,7 @@ def pool_lines(plan: Plan) -> list[str]:
         (
             worker.role,
             pool.name,
-            "all positions"
-            if pool.window_tokens is None
-            else f"window of {pool.window_tokens:,}",
+            pool.reads,
             f"{pool.bytes_per_token:,}",
             f"{pool.token_count:,}",
             f"{pool.page_count:,} of {pool.page_tokens}",

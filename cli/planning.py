@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidegate.cli.reach_text import reads_text
 from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.checkpoint.tensor_names import weight_bytes
 from tidegate.engine.models.layouts import flag_reason, layout_for
@@ -51,9 +52,12 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class PoolFacts(msgspec.Struct, frozen=True):
-    """One pool of one worker. `window_tokens` is None where all positions are read."""
+    """One pool of one worker. `reads` says how far back its layers read; `window_tokens` is
+    None unless they have a window.
+    """
 
     name: str
+    reads: str
     window_tokens: int | None
     bytes_per_token: int
     page_tokens: int
@@ -259,6 +263,7 @@ def _worker_facts(
         pools=tuple(
             PoolFacts(
                 size.name,
+                reads_text(group.reach),
                 group.window_tokens,
                 group.bytes_per_token,
                 size.page_tokens,

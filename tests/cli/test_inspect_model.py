@@ -98,7 +98,7 @@ def test_groups_of_a_model_with_shared_keys_are_those_that_a_hand_computes(
     assert (found.swa_only_transfer, found.has_weights, found.plan) == (True, False, None)
     text = words(capsys, folder, "--page-tokens", "8")
     assert "Pool window has layers 0-1, 3-4." in text
-    assert "Layers 6-7 keep nothing" in text
+    assert "nothing kept, by 2 layers: 6-7." in text
     assert "itself and 99 before keys 2 x 16, values 2 x 16 512 4,096" in text
     assert "a configuration without weights" in text
     assert "With --kv-memory SIZE" in text
@@ -276,3 +276,19 @@ def test_an_inspection_loads_no_weights_and_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_tails_and_compressed_entries_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"architectures": ["DeepseekV4ForCausalLM"], "eos_token_id": 1}
+    folder = make_folder(tmp_path, fields)
+    found = inspection(capsys, folder, "--kv-memory", "8GiB", "--page-tokens", "128")
+    tails = [group for group in found.groups if group.reach == "tail"]
+    assert len(tails) == 2 and all(group.window_tokens is None for group in tails)
+    text = words(capsys, folder, "--kv-memory", "8GiB", "--page-tokens", "128")
+    assert "its stretch of 4 and 1 before" in text
+    assert "entries 512 for each 4 tokens (20 layers)" in text
+    assert "float32" in text
+    assert "prefill hca_tail tail of 128 70,656" in text
+    assert "prefill csa_tail tail of 2 x 4" in text
