@@ -130,7 +130,7 @@ def test_rows_read_in_many_pieces_are_the_same(
         ({f"{QUERY}_scale_inv": torch.ones(1, 2, dtype=torch.float64)}, "is F64 [1, 2]"),
         ({f"{QUERY}_scale_inv": torch.ones(2, 1)}, "must be F32 or BF16 [1, 2]"),
         ({QUERY: torch.ones(96, 256)}, f"{QUERY} is F32: must be F8_E4M3"),
-        ({f"{QUERY}_scale_inv": None}, f"tensor {QUERY} is torch.float8_e4m3fn"),
+        ({f"{QUERY}_scale_inv": None}, f"tensor {QUERY} is F8_E4M3: must be F32"),
         ({QUERY: None}, f"missing: {QUERY}; unknown: {QUERY}_scale_inv"),
     ],
 )

@@ -19,7 +19,8 @@ def test_parts_for_some_queries_at_a_time_add_up(seed: int) -> None:
     scores = 30 * torch.randn(5, 3, 8, generator=generator)
     scores[2, :, :4] = -torch.inf
     sinks = torch.randn(3, generator=generator)
-    shared, own = torch.randn(4, 6, generator=generator), torch.randn(5, 4, 6)
+    shared = torch.randn(4, 6, generator=generator)
+    own = torch.randn(5, 4, 6, generator=generator)
     softmax = RunningSoftmax(sinks, 5, 6)
     order = torch.tensor([4, 0, 3])
     softmax.add(order, scores[order, :, 4:], own[order])
