@@ -10,6 +10,7 @@ import trio
 from end_to_end.serving import Server, serve
 from oracle.make_tiny_checkpoint import VOCAB_SIZE, make_tiny_checkpoint
 from tidegate import AsyncClient
+from tidegate.clients.library import RequestRefused
 
 PROMPT_TOKENS = 100_000
 WINDOW = 512
@@ -24,8 +25,10 @@ OPTIONS = (
     *("--full-pool-tokens", "100096"),
     *("--max-running", "4"),
 )
-# Of the prefill worker, from the first chunks to the last. What grows are the buffers that
-# launches keep: 80 MiB of scores, and the keys and values of one full-attention layer.
+WORKERS = ("prefill-0", "decode-0")
+# Of each worker, from the first chunks to the end. What grows are the buffers that launches
+# keep (80 MiB of scores, and the keys and values of one full-attention layer), and the pools'
+# pages that were not used before: pools are mapped when the worker starts.
 GROWTH_MIB_MAX = 128
 SAMPLE_S = 0.25
 
@@ -35,8 +38,8 @@ class Run:
     tokens: tuple[int, ...]
     summary: dict[str, int]  # The line `request_finished`.
     window_page_bytes: int
-    resident_mib: list[float]  # Of the prefill worker, now and then.
-    window_pages_used: list[int]
+    resident_mib: dict[str, list[float]]  # Of each worker, now and then.
+    window_pages_used: list[int]  # Of the prefill worker.
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +62,11 @@ def resident_mib(pid: int) -> float:
 
 
 def watch(server: Server, run: Run, end: Event) -> None:
-    """Note the prefill worker's memory and its window pages in use until `end`."""
-    pid = server.pids()["prefill-0"]
+    """Note the workers' memory and the prefill worker's window pages in use until `end`."""
+    pids = server.pids()
     while not end.wait(SAMPLE_S):
-        run.resident_mib.append(resident_mib(pid))
+        for worker in WORKERS:
+            run.resident_mib[worker].append(resident_mib(pids[worker]))
         for pool in server.health()["pools"]:
             if (pool["worker"], pool["pool"]) == ("prefill-0", "window"):
                 run.window_page_bytes = pool["page_bytes"]
@@ -70,7 +74,7 @@ def watch(server: Server, run: Run, end: Event) -> None:
 
 
 def serve_once(folder: Path, *options: str) -> Run:
-    run = Run((), {}, 0, [], [])
+    run = Run((), {}, 0, {worker: [] for worker in WORKERS}, [])
     with serve(str(folder), *OPTIONS, *options) as server:
 
         async def ask() -> None:
@@ -114,15 +118,42 @@ def test_a_prompt_far_longer_than_the_window_pool_runs_in_it(
     assert whole.summary["pages_window_peak"] >= page_count
     saved = whole.summary["bytes_moved"] - small.summary["bytes_moved"]
     assert saved == small.summary["bytes_saved"] == left * small.window_page_bytes
-    early, late = small.resident_mib[4], small.resident_mib[-1]
-    assert late - early <= GROWTH_MIB_MAX, small.resident_mib
+    for worker in WORKERS:
+        early, *_, late = small.resident_mib[worker][4:]
+        assert late - early <= GROWTH_MIB_MAX, (worker, small.resident_mib)
     with capsys.disabled():
         print(f"\n{PROMPT_TOKENS} tokens, a window of {WINDOW}:")
         for flag, run in (("true", small), ("false", whole)):
+            memory = ", ".join(
+                f"{worker} {mib[4]:.0f} to {mib[-1]:.0f} MiB"
+                for worker, mib in run.resident_mib.items()
+            )
             print(
                 f"  swa_only_transfer {flag}: "
                 f"{run.summary['bytes_moved'] / 2**20:.1f} MiB moved, "
                 f"{run.summary['pages_window_peak']} window pages at most, prefill "
-                f"{run.summary['prefill_us'] / 1e6:.1f} s, the prefill worker "
-                f"{run.resident_mib[4]:.0f} to {run.resident_mib[-1]:.0f} MiB"
+                f"{run.summary['prefill_us'] / 1e6:.1f} s; {memory}"
             )
+        ratio = whole.summary["bytes_moved"] / small.summary["bytes_moved"]
+        moved = page_count - left
+        print(
+            f"  true moves {ratio:.1f} times less, of the window layers "
+            f"{page_count / moved:.0f} times less"
+        )
+
+
+@pytest.mark.slow
+def test_with_the_flag_false_such_a_window_pool_refuses_it(folder: Path) -> None:
+    small = ("--window-pool-tokens", str(WINDOW_POOL_TOKENS), "--swa-only-transfer", "false")
+    with serve(str(folder), *OPTIONS, *small) as server:
+
+        async def ask() -> None:
+            async with AsyncClient(server.endpoint) as client:
+                with pytest.raises(RequestRefused) as caught:
+                    await client.complete(prompt(), max_tokens=OUTPUT_TOKENS)
+                assert (caught.value.pool, caught.value.needed) == (
+                    "window",
+                    PROMPT_TOKENS // PAGE_TOKENS,
+                )
+
+        trio.run(ask)
