@@ -15,9 +15,10 @@ from tidegate.clients.errors import (
     ServerLost,
     TextUnavailable,
 )
-from tidegate.clients.generation import Generation, Prepared, Result
+from tidegate.clients.generation import Generation, Prepared
 from tidegate.clients.opening import CONNECT_MS_MAX, open_connection
 from tidegate.clients.options import Filled, Options
+from tidegate.clients.result import Result
 from tidegate.ipc.endpoints import EndpointError
 from tidegate.ipc.protocol import ModelCard, Status
 

@@ -16,9 +16,10 @@ import trio
 from tidegate.clients.async_client import AsyncClient
 from tidegate.clients.connection import SILENCE_MS_MAX
 from tidegate.clients.errors import ServerLost
-from tidegate.clients.generation import Generation, Result, Token
+from tidegate.clients.generation import Generation, Token
 from tidegate.clients.opening import CONNECT_MS_MAX
 from tidegate.clients.options import Options
+from tidegate.clients.result import Result
 from tidegate.ipc.protocol import ModelCard, Status, Waiting
 
 CLOSE_MS_MAX = 5_000  # For the thread to end.

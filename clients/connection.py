@@ -111,7 +111,8 @@ class Connection:
         """End a request here and now, and tell the scheduler. Nothing if it is over."""
         if request.queue.is_over:
             return
-        request.queue.fail(RequestFailed("the request was cancelled", 499, reason.value))
+        text = "the request was cancelled"
+        request.queue.fail(RequestFailed(text, 499, reason.value, reason=reason))
         self._forget(request)
         self._send(Cancel(request.request_id, kept, reason))
 

@@ -1,6 +1,7 @@
 """What can go wrong for a user of the client library, as types."""
 
-from tidegate.ipc.protocol import Finished, Refused
+from tidegate.clients.result import Result
+from tidegate.ipc.protocol import EndReason, Finished, Refused
 
 
 class ClientError(Exception):
@@ -28,18 +29,51 @@ class RequestRefused(ClientError):
 
 
 class RequestFailed(ClientError):
-    """The request was accepted and ended without being complete. `status` as for HTTP."""
+    """The request was accepted and ended without being complete. `status` as for HTTP.
 
-    def __init__(self, text: str, status: int = 500, code: str = "request_failed") -> None:
+    `partial` has what came of it before, with `reason` TIMEOUT, CANCELLED or ERROR; None if the
+    request was not even accepted.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        status: int = 500,
+        code: str = "request_failed",
+        *,
+        reason: EndReason = EndReason.ERROR,
+        cached_tokens: int = 0,
+        partial: Result | None = None,
+    ) -> None:
         super().__init__(text)
         self.text = text
         self.status = status
         self.code = code
+        self.reason = reason
+        self.cached_tokens = cached_tokens
+        self.partial = partial
 
     @classmethod
     def from_finished(cls, finished: Finished) -> "RequestFailed":
         text = finished.text or f"the request ended: {finished.reason.value}"
-        return cls(text, max(finished.status, 500), finished.reason.value)
+        return cls(
+            text,
+            max(finished.status, 500),
+            finished.reason.value,
+            reason=finished.reason,
+            cached_tokens=finished.usage.cached_tokens,
+        )
+
+    def after(self, partial: Result) -> "RequestFailed":
+        """The same failure, of a request of which this much had come."""
+        return RequestFailed(
+            self.text,
+            self.status,
+            self.code,
+            reason=self.reason,
+            cached_tokens=self.cached_tokens,
+            partial=partial,
+        )
 
 
 class ServerLost(ClientError):

@@ -19,6 +19,8 @@ import msgspec
 import trio
 
 from tidegate.clients.connection import Connection, OpenRequest
+from tidegate.clients.errors import RequestFailed
+from tidegate.clients.result import Result
 from tidegate.clients.text import TextPiece, TextStream
 from tidegate.ipc.protocol import (
     Accepted,
@@ -43,21 +45,6 @@ class Token(msgspec.Struct, frozen=True):
     id: int
     text: str
     index: int
-
-
-class Result(msgspec.Struct, frozen=True):
-    """A complete answer. `text` is empty if the request was made with `detokenise=False`.
-
-    `usage` counts tokens of use: with a stop string, those up to the one that completed it.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    reason: EndReason  # END_TOKEN, STOP_ID, STOP_TEXT or LENGTH.
-    usage: Usage
-    request_id: RequestId  # The request's name in logs.
-    seed: int
-    max_tokens: int
 
 
 class Prepared(NamedTuple):
@@ -172,7 +159,16 @@ class Generation:
     def _take(self, request: OpenRequest) -> list[Token]:
         """The tokens that the queue holds. Sets `result` when they are the last."""
         queue, text = request.queue, self._text
-        ids = queue.take()
+        try:
+            ids = queue.take()
+        except RequestFailed as failure:
+            tokens = self._flush()
+            if not tokens:
+                partial = self._result(
+                    "", failure.reason, len(self._ids), failure.cached_tokens
+                )
+                raise failure.after(partial) from None
+            return tokens
         tokens = [] if self._deferred is None else [self._deferred]
         self._deferred = None
         for token_id in ids:
@@ -201,14 +197,29 @@ class Generation:
         kept = last.kept if last.stopped else len(self._ids)
         self._end(tokens, reason, kept, finished.usage.cached_tokens)
 
+    def _flush(self) -> list[Token]:
+        """The token that was kept back, if any, with the rest of its text: no other follows."""
+        token, self._deferred = self._deferred, None
+        if token is None:
+            return []
+        rest = NO_TEXT if self._text is None else self._text.finish()
+        token = msgspec.structs.replace(token, text=token.text + rest.text)
+        self._texts.append(token.text)
+        return [token]
+
     def _end(
         self, tokens: list[Token], reason: EndReason, kept: int, cached_tokens: int = 0
     ) -> None:
+        text = "".join(token.text for token in tokens)
+        self.result = self._result(text, reason, kept, cached_tokens)
+
+    def _result(self, text: str, reason: EndReason, kept: int, cached_tokens: int) -> Result:
+        """What has come, with `text` behind what was read before."""
         assert self._request is not None
         accepted = self._request.queue.accepted
         assert accepted is not None
-        self.result = Result(
-            text="".join([*self._texts, *(token.text for token in tokens)]),
+        return Result(
+            text="".join([*self._texts, text]),
             token_ids=tuple(self._ids[:kept]),
             reason=reason,
             usage=Usage(self._prompt_tokens, cached_tokens, kept),

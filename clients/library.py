@@ -30,8 +30,9 @@ from tidegate.clients.errors import (
     ServerLost,
     TextUnavailable,
 )
-from tidegate.clients.generation import Generation, Result, Token
+from tidegate.clients.generation import Generation, Token
 from tidegate.clients.options import Options
+from tidegate.clients.result import Result
 from tidegate.ipc.protocol import EndReason, PageHolder, Phase, Waiting, WaitKind
 
 __all__ = [

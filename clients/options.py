@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     tenant: str
     cache_salt: str
     timeout_ms: int | None
+    total_timeout_ms: int | None
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +46,10 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
     detokenise: bool = True  # False: ids only, and no tokenizer is needed.
     model: str = ""  # The one that is served.
     priority: int = 0
-    tenant: str = ""
+    tenant: str = ""  # For whom: service is shared between tenants.
     cache_salt: str = ""  # Only prompts with the same one share cached pages.
     timeout_ms: int | None = None  # Until the first token; None: as the server's setting says.
+    total_timeout_ms: int | None = None  # Until the end; what came before is kept.
 
     def stops(self) -> Sequence[str]:
         """Raises `ValueError` for stop strings that cannot be searched for."""
@@ -74,6 +76,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
             priority=self.priority,
             timeout_ms=self.timeout_ms,
             cache_salt=self.cache_salt,
+            total_timeout_ms=self.total_timeout_ms,
         )
 
 

@@ -402,6 +402,8 @@ class Submit(Message, frozen=True):
 
     `request_id` is unique for its connection; the scheduler's own id is in `Accepted`.
     `timeout_ms` bounds the time until the first token; None leaves the server's setting.
+    `total_timeout_ms` bounds the time until the end; tokens that came before are kept.
+    Service is shared between tenants; see docs/FAIRNESS.md.
     Prompts share cached pages only where `tenant` and `cache_salt` are the same.
     """
 
@@ -418,6 +420,7 @@ class Submit(Message, frozen=True):
     priority: int = 0
     timeout_ms: int | None = None
     cache_salt: str = ""
+    total_timeout_ms: int | None = None
 
 
 class Cancel(Message, frozen=True):

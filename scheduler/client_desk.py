@@ -24,6 +24,7 @@ TEMPERATURE_MAX = 100.0
 STOP_ID_COUNT_MAX = 256
 REQUEST_ID_LENGTH_MAX = 256
 TENANT_LENGTH_MAX = 256
+TIMEOUT_MS_MAX = 7 * 24 * 3600 * 1000
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -44,8 +45,13 @@ def check_submit(submit: Submit, card: ModelCard | None) -> Refused | None:
     if len(submit.tenant) > TENANT_LENGTH_MAX:
         text = f"tenant must have {TENANT_LENGTH_MAX} characters at most"
         return _refused(submit, 400, "bad_tenant", text)
-    if submit.timeout_ms is not None and submit.timeout_ms < 1:
-        return _refused(submit, 400, "bad_timeout", "timeout_ms must be at least 1")
+    for name, timeout_ms in (
+        ("timeout_ms", submit.timeout_ms),
+        ("total_timeout_ms", submit.total_timeout_ms),
+    ):
+        if timeout_ms is not None and not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
+            text = f"{name} must be 1 to {TIMEOUT_MS_MAX}, got {timeout_ms}"
+            return _refused(submit, 400, "bad_timeout", text)
     fault = _sampling_fault(submit.sampling, submit.seed)
     if fault is not None:
         return _refused(submit, 400, "bad_sampling", fault)

@@ -131,6 +131,7 @@ class Core:
             joined.context,
             joined.row_count,
             now_us,
+            fleet.settings.chunk_tokens,
         )
         for other in fleet.workers.values():
             if other.role is Role.DECODE and worker.role is Role.PREFILL:
@@ -152,16 +153,16 @@ class Core:
         if overload is not None:
             self._refuse(submitted, overload.refusal, overload.retry_after_ms)
             return
-        timeout_ms = submitted.timeout_ms
         request = Request(
             submitted.request_id,
             submitted.client,
             Lengths(Tokens(submitted.prompt_tokens), Tokens(answer)),
             fleet.waiting.shares.open(submitted.priority, submitted.tenant),
             fleet.next_number,
-            None if timeout_ms is None else now_us + timeout_ms * 1000,
             now_us,
             submitted.unit_hashes,
+            timeout_ms=submitted.timeout_ms,
+            total_timeout_ms=submitted.total_timeout_ms,
         )
         fleet.next_number += 1
         fleet.requests[request.request_id] = request

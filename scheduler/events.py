@@ -60,6 +60,7 @@ class Reported(msgspec.Struct, frozen=True):
     chunks: tuple[ChunkDone, ...] = ()
     fetched: tuple[FetchResult, ...] = ()
     starved: bytes = b""
+    busy_us: int = 0  # How long the launch took; 0 if it is not known.
 
 
 class RowFaulted(msgspec.Struct, frozen=True):
@@ -86,6 +87,7 @@ class Submitted(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     unit_hashes: tuple[bytes, ...] = ()
     tenant: str = ""
+    total_timeout_ms: int | None = None
 
 
 class Cancelled(msgspec.Struct, frozen=True):

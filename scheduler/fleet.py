@@ -36,6 +36,7 @@ class Fleet:
         self.next_number = 0  # Of a request that arrives.
         self.next_rank = 0  # Of a request that begins.
         self.next_ticket = 0
+        self.planned_us = 0  # When the last plan was made.
         self.stale_count = 0  # Late answers about rows or tickets that are gone.
 
     def record(

@@ -12,7 +12,7 @@ from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import All
 from tidegate.scheduler.commands import StartRow
-from tidegate.scheduler.deadlines import restart
+from tidegate.scheduler.deadlines import end_late_head, in_time, restart
 from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import page_runs
@@ -42,8 +42,12 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
 def admit_waiting(fleet: Fleet, now_us: int) -> None:
     """Admit from the head of the queue while it fits; the first that must wait ends it."""
     while (request := fleet.waiting.head()) is not None:
-        seat = _admit(fleet, request)
+        if end_late_head(fleet, request, now_us):
+            continue
+        choices = in_time(fleet, request, open_choices(fleet, request), now_us)
+        seat = _admit(fleet, request, choices)
         if seat is None:
+            note_first(fleet, request, choices)
             return
         fleet.begin(request, seat, now_us)
         request.workers["prefill"] = seat.worker.worker_id
@@ -63,14 +67,12 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         )
 
 
-def _admit(fleet: Fleet, request: Request) -> Seat | None:
-    choices = open_choices(fleet, request)
+def _admit(fleet: Fleet, request: Request, choices: Iterable[Choice]) -> Seat | None:
     for choice in choices:
         seat = _sit_on_soonest(fleet, request, choice)
         if seat is not None:
             _start_prefill(seat)
             return seat
-    note_first(fleet, request, choices)
     return None
 
 

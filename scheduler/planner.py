@@ -19,6 +19,7 @@ from tidegate.scheduler.wait_records import note_newcomers
 
 
 def make_plan(fleet: Fleet, now_us: int) -> None:
+    fleet.planned_us = now_us
     judge_workers(fleet, now_us)
     expire(fleet, now_us)
     grow_decoding(fleet, now_us)

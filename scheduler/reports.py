@@ -19,7 +19,7 @@ from tidegate.kvcache.demand import Leg, demand
 from tidegate.kvcache.demand import Phase as DemandPhase
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.commands import EmitTokens, StartRow
-from tidegate.scheduler.deadlines import restart
+from tidegate.scheduler.deadlines import end_late_prompt, restart
 from tidegate.scheduler.events import Reported, RowFaulted
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import cover_decode, page_runs
@@ -45,6 +45,7 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         worker.progress_us = now_us
     if report.completed > worker.completed:
         worker.answered_us = now_us
+    worker.prefill_speed.note(_positions_run(worker, report.chunks), report.busy_us)
     for chunk in report.chunks:
         _chunk_done(fleet, worker, chunk, now_us)
     if report.rows:
@@ -81,6 +82,12 @@ def settle(fleet: Fleet, seat: Seat, position: Tokens) -> None:
             fleet.due.append(seat)
 
 
+def _positions_run(worker: Worker, chunks: tuple[ChunkDone, ...]) -> int:
+    """How many prompt positions a launch ran, of those whose requests are still there."""
+    seats = [(worker.seats.get(chunk.row), chunk.until) for chunk in chunks]
+    return sum(until - seat.settled for seat, until in seats if seat is not None)
+
+
 def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> None:
     seat = worker.seats.get(chunk.row)
     if seat is None:
@@ -109,6 +116,7 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
             request.move(Phase.DECODING, now_us)
             fleet.due.append(seat)
     restart(fleet, request, now_us)
+    end_late_prompt(fleet, request, now_us)
 
 
 def _tokens_sampled(fleet: Fleet, worker: Worker, report: Reported, now_us: int) -> None:

@@ -273,6 +273,7 @@ class Shell:
                 submit.timeout_ms,
                 () if is_overloaded else self._unit_hashes(submit),
                 submit.tenant,
+                submit.total_timeout_ms,
             ),
             now,
         )

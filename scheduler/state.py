@@ -25,6 +25,7 @@ from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
+from tidegate.scheduler.prefill_speed import PrefillSpeed
 from tidegate.scheduler.row_arrays import NO_EVENT, RowArrays
 
 Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
@@ -44,7 +45,9 @@ class Worker:
         context: int,
         row_count: int,
         now_us: int,
+        chunk: Tokens | None,
     ) -> None:
+        """`chunk` bounds the prompt tokens in one launch; None means no bound."""
         self.worker_id = worker_id
         self.role = role
         self.pool = pool
@@ -60,6 +63,7 @@ class Worker:
         self.growing_count = 0  # Seats that need a page now and then.
         self.prefilling: list[Seat] = []  # Seats with prompt positions left, in order of rank.
         self.chunks_in_flight = 0
+        self.prefill_speed = PrefillSpeed(chunk)
         self.tickets: dict[Ticket, Request] = {}
         self.seq = PlanSeq(0)  # The last plan sent.
         self.completed = PlanSeq(0)
@@ -260,6 +264,10 @@ class Times:
         self._since_us = now_us
 
 
+def due_us(received_us: int, timeout_ms: int | None) -> int | None:
+    return None if timeout_ms is None else received_us + timeout_ms * 1000
+
+
 class Request:
     """One request from the time that it is accepted until its last message."""
 
@@ -270,21 +278,25 @@ class Request:
         lengths: Lengths,
         account: Account,
         number: int,
-        own_deadline_us: int | None,
         received_us: int,
         unit_hashes: Sequence[UnitHash],
+        *,
+        timeout_ms: int | None = None,
+        total_timeout_ms: int | None = None,
     ) -> None:
+        """The timeouts are the client's own: until the first token, and in all."""
         self.request_id = request_id
         self.client = client
         self.lengths = lengths
         self.account = account
         self.number = number  # In the order of arrival.
-        self.own_deadline_us = own_deadline_us  # The client's; it holds until the first token.
         self.unit_hashes = unit_hashes  # Of its prompt.
         self.cached_tokens = Tokens(0)  # Of its prompt, when it last began before any output.
         self._since_us = received_us
         self.timer_us: int | None = None  # When it will be looked at.
         self.times = Times(received_us)
+        self.total_due_us = due_us(received_us, total_timeout_ms)
+        self._first_token_due_us = due_us(received_us, timeout_ms)
         self.source: Seat | None = None
         self.target: Seat | None = None
         self.output_count_before = 0  # Tokens that were out when it last left a seat.
@@ -342,6 +354,11 @@ class Request:
     @since_us.setter
     def since_us(self, now_us: int) -> None:
         self._since_us = now_us
+
+    @property
+    def first_token_due_us(self) -> int | None:
+        """The client's deadline for the first token, until that is there."""
+        return self._first_token_due_us if self.times.first_token_us is None else None
 
     @property
     def remaining(self) -> Lengths:

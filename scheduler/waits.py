@@ -17,6 +17,7 @@ import msgspec
 from tidegate.ipc.protocol import PageHolder, RequestId, Role, Waiting, WaitKind
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import Pages, Tokens
+from tidegate.scheduler.deadlines import in_time
 from tidegate.scheduler.door import Choice, admission_choices, holding, of_role
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
@@ -136,7 +137,10 @@ class Explainer:
                 head = fleet.waiting.head()
                 if head is not request:
                     return Cause(WaitKind.TURN, ahead=self._place(request), first=head)
-                return cause_at_door(fleet, request, open_choices(fleet, request))
+                choices = open_choices(fleet, request)
+                return cause_at_door(
+                    fleet, request, in_time(fleet, request, choices, fleet.planned_us)
+                )
             case Phase.HANDING_OFF if request.target is None:
                 place = fleet.awaiting_target.index(request)
                 if place > 0:

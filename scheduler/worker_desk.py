@@ -245,6 +245,7 @@ class WorkerDesk:
             report.chunks,
             report.fetched,
             report.starved,
+            report.busy_us,
         )
         return Turn(events=[reported], sampled=sampled, rows=member.rows)
 

@@ -12,10 +12,11 @@ import msgspec
 import trio
 
 from tidegate.clients.errors import ClientError
-from tidegate.clients.generation import Generation, Result
+from tidegate.clients.generation import Generation
 from tidegate.clients.proxy.answers import Answer, Choice, Shape, Usage, usage_of
 from tidegate.clients.proxy.exchange import ClientGone, Exchange
 from tidegate.clients.proxy.sse import DONE, event_of
+from tidegate.clients.result import Result
 
 
 class Answering:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.clients.generation import Result
+from tidegate.clients.result import Result
 from tidegate.ipc.protocol import EndReason
 
 

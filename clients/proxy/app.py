@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import msgspec
 import trio
 
 from tidegate.clients.errors import ClientError
@@ -146,7 +147,8 @@ class App:
             return
         with suppress(ClientGone):
             if exchange.status:
-                await exchange.end_stream(event_of(ErrorBody(error.fields)))
+                fields = msgspec.structs.replace(error.fields, partial_text=None)
+                await exchange.end_stream(event_of(ErrorBody(fields)))
             else:
                 await exchange.respond(error.status, error.body(), [JSON, *error.headers()])
 

@@ -82,7 +82,7 @@ class Backend:
         return self._model
 
     def generate(
-        self, prompt: Sequence[int], fields: CommonFields, max_tokens: int | None
+        self, prompt: Sequence[int], fields: CommonFields, max_tokens: int | None, tenant: str
     ) -> Generation:
         """A request that is not sent before it is started."""
         sampling = sampling_of(fields)
@@ -99,6 +99,9 @@ class Backend:
             stop_token_ids=stop_ids(fields, self.model.card),
             ignore_eos=fields.ignore_eos or False,
             cache_salt=fields.cache_salt or "",
+            tenant=tenant,
+            timeout_ms=fields.timeout_ms,
+            total_timeout_ms=fields.total_timeout_ms,
         )
 
     async def status(self) -> Status:

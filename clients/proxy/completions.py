@@ -17,6 +17,7 @@ from tidegate.clients.proxy.fields import (
 )
 from tidegate.clients.proxy.not_built import NOT_BUILT_IN_CHAT, NOT_BUILT_IN_COMPLETIONS
 from tidegate.clients.proxy.prompts import chat_prompt, completion_prompts
+from tidegate.clients.proxy.tenants import tenant_of
 
 
 async def complete_text(
@@ -54,12 +55,14 @@ async def _answer(
     prompts: list[list[int]],
     max_tokens: int | None,
 ) -> None:
+    tenant = tenant_of(exchange)
+    exchange.note(tenant=tenant)
     options = fields.stream_options
     answering = Answering(
         exchange,
         shape,
         backend.model.card.name,
-        [backend.generate(prompt, fields, max_tokens) for prompt in prompts],
+        [backend.generate(prompt, fields, max_tokens, tenant) for prompt in prompts],
         stream=fields.stream or False,
         include_usage=options is not None and options.include_usage is True,
     )

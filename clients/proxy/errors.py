@@ -11,12 +11,20 @@ from tidegate.clients.errors import (
     ServerLost,
     TextUnavailable,
 )
+from tidegate.clients.result import Result
 
 RETRY_AFTER_MS = 1000  # What a client is told to wait when nobody knows better.
 
 
+class PartialUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The `error` object. The fields from `pool` on are ours: where a limit was met."""
+    """The `error` object. The fields from `pool` on are ours: where a limit was met, and what
+    came of a request that failed after that."""
 
     message: str
     type: str
@@ -27,6 +35,8 @@ class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):
     limit: int = 0
     role: str = ""
     worker: str = ""
+    usage: PartialUsage | None = None
+    partial_text: str | None = None  # Not of a stream, which has sent it.
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -45,6 +55,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_ms: int = 0,
         refused: RequestRefused | None = None,
+        partial: Result | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -60,6 +71,8 @@ class ApiError(Exception):
             limit=refused.limit if refused else 0,
             role=refused.role if refused else "",
             worker=refused.worker if refused else "",
+            usage=_usage_of(partial) if partial else None,
+            partial_text=partial.text if partial else None,
         )
 
     def body(self) -> bytes:
@@ -76,6 +89,11 @@ class ApiError(Exception):
             (b"retry-after", str(seconds).encode()),
             (b"retry-after-ms", str(wait_ms).encode()),
         ]
+
+
+def _usage_of(partial: Result) -> PartialUsage:
+    prompt, output = partial.usage.prompt_tokens, partial.usage.output_tokens
+    return PartialUsage(prompt, output, prompt + output)
 
 
 def error_type(status: int) -> str:
@@ -96,7 +114,7 @@ def from_client_error(error: ClientError) -> ApiError:
                 refused=error,
             )
         case RequestFailed():
-            return ApiError(error.status, error.text, code=error.code)
+            return ApiError(error.status, error.text, code=error.code, partial=error.partial)
         case ServerLost():
             # Its text names the endpoint, which is of no use to an HTTP client.
             return ApiError(503, "the server has lost its scheduler", code="server_lost")

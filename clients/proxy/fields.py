@@ -20,6 +20,7 @@ CACHE_SALT_LENGTH_MAX = 256
 STOP_ID_COUNT_MAX = 256
 PROMPT_COUNT_MAX = 128  # Prompts of one request, each with a choice of its own.
 MAX_TOKENS_MAX = 2**31 - 1
+TIMEOUT_MS_MAX = 7 * 24 * 3600 * 1000
 TEMPERATURE_MAX = 2.0
 TEMPERATURE_DEFAULT = 1.0  # As in OpenAI's API.
 
@@ -30,6 +31,7 @@ StopIds = Annotated[list[TokenId], Meta(max_length=STOP_ID_COUNT_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS_MAX)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 CacheSalt = Annotated[str, Meta(max_length=CACHE_SALT_LENGTH_MAX)]
+TimeoutMs = Annotated[int, Meta(ge=1, le=TIMEOUT_MS_MAX)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -54,6 +56,8 @@ class CommonFields(Struct):
     stream_options: StreamOptions | None = None
     user: str | None = None
     cache_salt: CacheSalt | None = None
+    timeout_ms: TimeoutMs | None = None
+    total_timeout_ms: TimeoutMs | None = None
 
 
 class CompletionFields(CommonFields):

@@ -91,6 +91,7 @@ async def test_all_options_reach_the_scheduler(scheduler: FakeScheduler) -> None
             tenant="t",
             priority=4,
             timeout_ms=1000,
+            total_timeout_ms=2000,
             model="tiny",
         )
     submit = scheduler.requests[0].submit
@@ -99,7 +100,8 @@ async def test_all_options_reach_the_scheduler(scheduler: FakeScheduler) -> None
     assert submit.stop_ids == b"\x09\0\0\0"
     assert submit.has_stop_text
     assert submit.ignore_eos
-    assert (submit.tenant, submit.priority, submit.timeout_ms) == ("t", 4, 1000)
+    assert (submit.tenant, submit.priority) == ("t", 4)
+    assert (submit.timeout_ms, submit.total_timeout_ms) == (1000, 2000)
     assert (submit.model, submit.max_tokens) == ("tiny", 2)
 
 
@@ -310,6 +312,46 @@ async def test_a_failure_comes_after_the_tokens_before_it(scheduler: FakeSchedul
             await anext(generation)
     assert got == [1, 2]
     assert (caught.value.status, caught.value.code) == (502, "error")
+
+
+async def test_a_failure_has_what_came_before_it(scheduler: FakeScheduler) -> None:
+    async def behave(request: FakeRequest) -> None:
+        request.accept()
+        for token_id in letters("abc"):
+            request.tokens([token_id])
+        request.finish(EndReason.TIMEOUT, "its own timeout passed", 503)
+
+    scheduler.behaviour = behave
+    async with AsyncClient(scheduler.endpoint) as client:
+        with pytest.raises(RequestFailed, match="its own timeout passed") as caught:
+            await client.complete([1, 2], max_tokens=9, stop="abcd")
+        tokens = client.generate([1, 2], max_tokens=9, stop="abcd")
+        got = [await anext(tokens) for _ in range(3)]
+        with pytest.raises(RequestFailed):
+            await anext(tokens)
+    partial = caught.value.partial
+    assert partial is not None
+    assert partial.token_ids == tuple(letters("abc")) == tuple(token.id for token in got)
+    assert partial.text == "".join(token.text for token in got) == "abc"
+    assert partial.reason is EndReason.TIMEOUT and partial.max_tokens == 9
+    assert partial.usage == Usage(2, 0, 3)
+
+
+async def test_requests_that_fail_together_each_have_their_own(
+    scheduler: FakeScheduler,
+) -> None:
+    scheduler.behaviour = answer_and_hang([5])
+    async with AsyncClient(scheduler.endpoint) as client:
+        one = client.generate([1], detokenise=False)
+        two = client.generate([1, 2], detokenise=False)
+        for generation in (one, two):
+            await generation.read()
+        client.fail_all(RequestFailed("the end", 503))
+        for generation, prompt_tokens in ((one, 1), (two, 2)):
+            with pytest.raises(RequestFailed) as caught:
+                await generation.read()
+            assert caught.value.partial is not None
+            assert caught.value.partial.usage == Usage(prompt_tokens, 0, 1)
 
 
 async def test_repeated_tokens_are_dropped(scheduler: FakeScheduler) -> None:

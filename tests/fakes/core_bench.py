@@ -104,6 +104,7 @@ def submitted(
     timeout_ms: int | None = None,
     hashes: Sequence[bytes] = (),
     tenant: str = "",
+    total_timeout_ms: int | None = None,
 ) -> Submitted:
     return Submitted(
         RequestId(name),
@@ -114,6 +115,7 @@ def submitted(
         timeout_ms,
         tuple(hashes),
         tenant,
+        total_timeout_ms,
     )
 
 
@@ -134,6 +136,7 @@ def report(
     ended: Mapping[int, EndReason] | None = None,
     fetched: Mapping[int, str] | None = None,
     number: int = 0,
+    busy_us: int = 0,
 ) -> Reported:
     """Mappings are from rows, and `fetched` from tickets, whose value is an error or empty."""
     sampled = tokens or {}
@@ -150,6 +153,7 @@ def report(
             FetchResult(Ticket(ticket), error, 100, 5)
             for ticket, error in (fetched or {}).items()
         ),
+        busy_us=busy_us,
     )
 
 

@@ -21,7 +21,6 @@ def request(
         Lengths(Tokens(1 + number % 3), Tokens(1)),
         (shares or FairShares({})).open(priority, tenant),
         number,
-        None,
         0,
         (),
     )

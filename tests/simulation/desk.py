@@ -111,7 +111,7 @@ class Desk:
         self.apply(WorkerLost(worker, reason), now_us)
 
     def submit(self, script: Script, client: str, now_us: int) -> None:
-        self.judge.submit(script)
+        self.judge.submit(script, now_us)
         self._living.add(script.request_id)
         self._may_run[script.request_id] = may_ever_run(
             [
@@ -131,6 +131,7 @@ class Desk:
             script.timeout_ms,
             self._unit_hashes(script),
             script.tenant,
+            script.total_timeout_ms,
         )
         self.apply(submitted, now_us)
 
@@ -185,6 +186,7 @@ class Desk:
             report.ended,
             report.chunks,
             report.fetched,
+            busy_us=report.busy_us,
         )
         self.apply(reported, now_us)
 
@@ -207,15 +209,18 @@ class Desk:
         for command in self.core.plan(now_us):
             if self._trace is not None:
                 self._trace(command)
-            self._carry_out(command, plans)
+            self._carry_out(command, plans, now_us)
         self._reports.clear()
+        self.judge.check_deadlines(now_us)
         if self._checks:
             self.core.check()
             self._check_waits()
         self._check_progress(now_us)
         return plans
 
-    def _carry_out(self, command: Command, plans: list[tuple[WorkerId, Plan]]) -> None:
+    def _carry_out(
+        self, command: Command, plans: list[tuple[WorkerId, Plan]], now_us: int
+    ) -> None:
         match command:
             case SendPlan():
                 operations = tuple(
@@ -246,7 +251,7 @@ class Desk:
                 self._emit(command)
             case FinishRequest():
                 self._living.remove(command.request_id)
-                self.judge.finish(command)
+                self.judge.finish(command, now_us)
                 self.cached_tokens += command.usage.cached_tokens
             case Record(event=event):
                 self.records[event] = self.records.get(event, 0) + 1

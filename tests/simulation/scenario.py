@@ -134,6 +134,8 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
         tenant_waiting_count_max=random_tenants.choice([None] * 6 + [3]),
         tenant_waiting_tokens_max=random_tenants.choice([None] * 6 + [prompt_max]),
     )
+    if Trouble.TIMEOUT in troubles:
+        arrivals = tuple(_with_deadlines(Random(f"{seed} deadlines"), arrivals))
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients
@@ -330,6 +332,14 @@ def _with_tenants(
         )
         for arrival, tenant in zip(arrivals, drawn, strict=True)
     ), weights
+
+
+def _with_deadlines(random: Random, arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
+    """The same arrivals, some of which bring a short timeout in all."""
+    for arrival in arrivals:
+        timeout_ms = random.choice([None, None, None, 5, 50, 500])
+        script = msgspec.structs.replace(arrival.script, total_timeout_ms=timeout_ms)
+        yield msgspec.structs.replace(arrival, script=script)
 
 
 def _script(

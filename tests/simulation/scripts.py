@@ -28,6 +28,7 @@ class Script(msgspec.Struct, frozen=True):
     family: int = 0
     shared_tokens: int = 0  # So long its prompt is that of its whole family.
     tenant: str = ""
+    total_timeout_ms: int | None = None
 
     @property
     def request_id(self) -> RequestId:

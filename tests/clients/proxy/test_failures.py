@@ -99,6 +99,21 @@ async def test_a_failure_before_the_first_token_has_its_status(
     assert response.json()["error"]["message"] == "it waited for 30 s"
 
 
+async def test_a_failure_after_some_tokens_tells_what_had_come(
+    proxy: RunningProxy, scheduler: FakeScheduler
+) -> None:
+    scheduler.behaviour = fail(70, 71, text="its own timeout passed", status=503)
+    response = await proxy.complete(**FIELDS)
+    assert response.status_code == 503
+    error = response.json()["error"]
+    usage = error["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 2
+    assert len(error["partial_text"]) == 2
+    (*_, last) = await events_until_end(proxy, FIELDS)
+    assert last["error"]["usage"] == usage and "partial_text" not in last["error"]
+
+
 async def test_a_failure_in_a_stream_is_an_event_and_no_finish_reason(
     proxy: RunningProxy, scheduler: FakeScheduler
 ) -> None:
