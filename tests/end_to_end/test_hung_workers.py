@@ -82,12 +82,12 @@ def pid_of(server: Server, worker: str) -> int:
     return int(started[-1]["pid"])
 
 
-def wait_until_back(server: Server, restart_count: int) -> None:
-    """Wait until so many workers have been started again, and a token can flow."""
+def wait_until_back(server: Server, join_count: int) -> None:
+    """Wait until workers have joined so many times in all, and a token can flow."""
 
     def is_back() -> bool:
-        restarted = len(server.lines("process_restarted"))
-        return restarted == restart_count and server.health()["status"] == "ready"
+        joined = len(server.lines("worker_joined"))
+        return joined == join_count and server.health()["status"] == "ready"
 
     wait_until(is_back, BACK_S_MAX, "the worker does not come back")
     server.wait_until_all_pages_are_free()
@@ -114,7 +114,8 @@ def test_a_request_whose_decode_worker_hangs_goes_on_elsewhere(server: Server) -
             wait_until(lambda: bool(server.lines("process_to_kill")), 30, "it is not fenced")
             os.kill(pid_of(server, "decode-1"), signal.SIGCONT)
         else:
-            wait_until_back(server, 1)
+            wait_until_back(server, 4)
+            assert len(server.lines("process_restarted")) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_a_request_ends_in_time_when_the_only_worker_hangs_and_the_next_one_work
 ) -> None:
     fence_count = len(server.lines("process_to_kill"))
     restarts = len(server.lines("process_restarted"))
+    joins = len(server.lines("worker_joined"))
     if worker == "prefill-0":
         os.kill(pid_of(server, worker), signal.SIGSTOP)
         begin = time.monotonic()
@@ -137,7 +139,8 @@ def test_a_request_ends_in_time_when_the_only_worker_hangs_and_the_next_one_work
     asker.join(STALL_S + FENCE_S + MARGIN_S)
     assert time.monotonic() - begin > STALL_S - MARGIN_S
     assert asker.error is not None and f"worker {worker} gave no answer" in str(asker.error)
-    wait_until_back(server, restarts + 1)
+    wait_until_back(server, joins + 1)
+    assert len(server.lines("process_restarted")) == restarts + 1
     assert len(server.lines("process_to_kill")) == fence_count + 1
     again = Asker(server)
     again.join(60)
