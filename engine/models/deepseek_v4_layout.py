@@ -40,7 +40,8 @@ def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Lay
     """Groups "full", "window", "csa_tail", "hca_tail", as far as there are layers for them.
 
     `dtype` is the pools' element type; gates are float32 whatever it is. Pages of the "full"
-    group may have more tokens than `page_tokens`, so as to hold whole entries.
+    group may have more tokens than `page_tokens`, so as to hold whole entries, and those of
+    tails fewer.
     """
     assert isinstance(config, DeepSeekV4Config)
     assert config.window is not None, "a configuration with window layers has a window"
@@ -72,8 +73,11 @@ def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Lay
     groups.append(Group("window", Window(Tokens(config.window)), page, tuple(keys)))
     for kind in KINDS:
         if tails[kind]:
-            reach = Tail(Tokens(config.ratio_of(kind)), OVERLAP[kind])
-            groups.append(Group(f"{kind}_tail", reach, page, tuple(tails[kind])))
+            ratio = Tokens(config.ratio_of(kind))
+            # Larger pages than a stretch would hold rows that nothing reads any more.
+            tail_page = min(page, ratio)
+            reach = Tail(ratio, OVERLAP[kind])
+            groups.append(Group(f"{kind}_tail", reach, tail_page, tuple(tails[kind])))
     return Layout(tuple(groups), swa_only_transfer=True)
 
 
