@@ -35,8 +35,8 @@ OPTIONS = (
 class Run:
     tokens: tuple[int, ...] = ()
     refusal: RequestRefused | None = None
-    handoff: dict[str, Any] = field(default_factory=dict[str, Any])
-    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+    handoffs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    summaries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pools: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     peaks_mib: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -81,8 +81,8 @@ def serve_once(folder: Path, *options: str) -> Run:
     with serve(str(folder), *OPTIONS, *options) as server:
         trio.run(ask, server)
         assert not server.lines("row_fault")
-        run.handoff = next(iter(server.lines("handoff_done")), {})
-        run.summary = next(iter(server.lines("request_finished")), {})
+        run.handoffs = server.lines("handoff_done")
+        run.summaries = server.lines("request_finished")
         run.pools = {pool["pool"]: pool for pool in server.health()["pools"]}
         run.peaks_mib = {
             name: peak_mib(pid)
@@ -103,7 +103,8 @@ def test_the_full_pool_bounds_a_prompt_and_with_the_flag_false_the_window_pool_d
     assert len(apart.tokens) == OUTPUT_TOKENS
     assert len(set(apart.tokens)) > 3
     assert apart.tokens == together.tokens
-    assert together.handoff == {}
+    assert together.handoffs == []
+    (handoff,), (summary,) = apart.handoffs, apart.summaries
     # All entries, the window, a complete stretch of 4 tokens, and of 128 those that are left.
     page_counts = {
         "full": -(-PROMPT_TOKENS // 128),
@@ -113,9 +114,9 @@ def test_the_full_pool_bounds_a_prompt_and_with_the_flag_false_the_window_pool_d
     }
     moved = sum(count * apart.pools[name]["page_bytes"] for name, count in page_counts.items())
     window = apart.pools["window"]
-    assert apart.handoff["bytes_moved"] == moved
+    assert handoff["bytes_moved"] == moved
     saved = (PROMPT_TOKENS // 16 - page_counts["window"]) * window["page_bytes"]
-    assert apart.handoff["bytes_saved"] == saved
+    assert handoff["bytes_saved"] == saved
     assert window["page_count"] * 16 < PROMPT_TOKENS // 10
     assert forced.refusal is not None
     assert (forced.refusal.status, forced.refusal.pool) == (400, "window")
@@ -129,6 +130,6 @@ def test_the_full_pool_bounds_a_prompt_and_with_the_flag_false_the_window_pool_d
         print(
             f"  swa_only_transfer true: {moved / 2**20:.1f} MiB moved, "
             f"{saved / 2**20:.1f} MiB saved, {window['page_count']} window pages, prefill "
-            f"{apart.summary['prefill_us'] / 1e6:.0f} s, peaks {apart.peaks_mib} MiB"
+            f"{summary['prefill_us'] / 1e6:.0f} s, peaks {apart.peaks_mib} MiB"
         )
         print(f"  swa_only_transfer false: {forced.refusal}")
