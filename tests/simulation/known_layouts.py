@@ -23,9 +23,8 @@ KNOWN: dict[str, tuple[tuple[str, Reach], ...]] = {
     "deepseek-v4": (
         ("full", All()),
         ("window", window(128)),
-        ("tail-hca", tail(128, 0)),
-        ("tail-csa", tail(4, 1)),
-        ("tail-indexer", tail(4, 1)),
+        ("csa_tail", tail(4, 1)),
+        ("hca_tail", tail(128, 0)),
     ),
 }
 
