@@ -86,7 +86,7 @@ def test_what_is_accepted_runs_to_its_end_and_nothing_else_is_refused(name: str)
 @pytest.mark.parametrize("first", range(1000, 1200, 50))
 def test_so_it_is_on_fifty_more_fleets(name: str, first: int) -> None:
     accepted, refused = try_cases(name, range(first, first + 50), 150)
-    assert accepted > 300 and refused > 100
+    assert accepted > 300 and refused > 50
 
 
 def test_every_family_that_is_served_reads_as_a_known_one_does() -> None:
