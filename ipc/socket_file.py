@@ -16,10 +16,13 @@ import re
 import socket
 import stat
 import struct
+import time
 
 LISTEN_COUNT_MAX = 128  # Connections that wait to be accepted.
 LOCK_TRY_COUNT_MAX = 16  # The lock file may vanish between opening and locking it.
 LOCK_BYTES_MAX = 64  # More than a process number takes.
+OWNER_READ_COUNT_MAX = 100  # An owner that has just locked the file has yet to write to it.
+OWNER_READ_PAUSE_S = 0.002
 
 
 class EndpointError(Exception):
@@ -79,8 +82,7 @@ class SocketFile:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(lock, LOCK_BYTES_MAX, 0).decode(errors="replace").strip()
-            raise self._in_use(owner) from None
+            raise self._in_use(_read_owner(lock)) from None
         if not self._is_current(lock):
             return False
         written = os.pread(lock, LOCK_BYTES_MAX, 0)
@@ -135,6 +137,16 @@ class SocketFile:
             size = struct.calcsize("3i")
             peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
             raise self._in_use(str(struct.unpack("3i", peer)[0]))
+
+
+def _read_owner(lock: int) -> str:
+    """The number that the owner has written, or is about to write into a file just made."""
+    for _ in range(OWNER_READ_COUNT_MAX):
+        owner = os.pread(lock, LOCK_BYTES_MAX, 0).decode(errors="replace").strip()
+        if owner:
+            return owner
+        time.sleep(OWNER_READ_PAUSE_S)
+    return ""
 
 
 def _unlink(path: str) -> None:

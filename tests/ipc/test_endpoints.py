@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -311,3 +312,20 @@ def test_closing_a_tcp_endpoint_twice_is_allowed() -> None:
     bound = BoundEndpoint("tcp://127.0.0.1:1")
     bound.close()
     bound.close()
+
+
+def test_an_owner_that_has_locked_and_not_yet_written_is_named_when_it_has(
+    router: "zmq.Socket[bytes]", tmp_path: Path
+) -> None:
+    lock = tmp_path / "s.sock.lock"
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    writer = threading.Timer(0.02, lambda: os.write(descriptor, b"123\n"))
+    writer.start()
+    with (
+        pytest.raises(EndpointError, match=r"is already in use by process 123$"),
+        bind_endpoint(router, f"ipc://{tmp_path}/s.sock"),
+    ):
+        pass
+    writer.join()
+    os.close(descriptor)
