@@ -200,10 +200,12 @@ class Fleet:
 
     def __init__(self, running: int, waiting: int, page_share: float = 1.0) -> None:
         self.waiting = waiting
+        waiting_count_max = waiting + 2 * running
         self.core = Core(
             CoreSettings(
                 chunk_tokens=CHUNK_TOKENS,
-                waiting_count_max=waiting + 2 * running,
+                waiting_count_max=waiting_count_max,
+                waiting_tokens_max=waiting_count_max * PROMPT_TOKENS[1],
                 # None is a simple fraction of another: it is never a draw between tenants.
                 tenant_weights={tenant_name(n): 1 + n * 0.0137 for n in range(TENANT_COUNT)},
             )
@@ -258,6 +260,8 @@ class Fleet:
             load = self.core.fleet.waiting.loads.get(tenant_name(tenant))
             for _ in range(self.waiting // TENANT_COUNT - (0 if load is None else load.count)):
                 self._submit(tenant, OUTPUT_TOKENS[0])
+        count = len(self.core.fleet.waiting)
+        assert count >= self.waiting // TENANT_COUNT * TENANT_COUNT, "requests were refused"
 
     def _submit(self, tenant: int, output_tokens_min: int) -> None:
         number = self._submitted_counts[tenant]
