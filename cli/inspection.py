@@ -10,7 +10,8 @@ from tidegate.engine.checkpoint.config import ModelConfig
 from tidegate.engine.models.layouts import flag_reason, layout_for
 from tidegate.engine.settings import WorkerSettings
 from tidegate.kvcache.capacity import handoff_bytes
-from tidegate.kvcache.layout import Group, Layout, Tokens
+from tidegate.kvcache.demand import longest_residency
+from tidegate.kvcache.layout import All, Group, Layout, Tokens
 
 
 class TensorFacts(msgspec.Struct, frozen=True):
@@ -28,6 +29,11 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     `reach` is "all", "window" or "tail". `window_tokens` is None unless it is a window: the
     query itself and the positions before it that it reads.
+
+    `kept_bytes_max` is the most that a request keeps between two steps, however long it is,
+    `kept_bytes_max` is the most that later tokens read of a request's earlier ones, however
+    long it is, and `kept_page_bytes_max` the most of whole pages in a step of one token. Both
+    are None for a pool that keeps everything.
     """
 
     pool: str
@@ -39,6 +45,8 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: int
     page_tokens: int
     page_bytes: int
+    kept_bytes_max: int | None
+    kept_page_bytes_max: int | None
 
 
 class HandoffFacts(msgspec.Struct, frozen=True):
@@ -139,7 +147,16 @@ def _group_layout(group: Group) -> GroupLayout:
         bytes_per_token=group.bytes_per_token,
         page_tokens=group.page_tokens,
         page_bytes=group.page_bytes,
+        kept_bytes_max=group.kept_bytes_max,
+        kept_page_bytes_max=_kept_page_bytes_max(group),
     )
+
+
+def _kept_page_bytes_max(group: Group) -> int | None:
+    if isinstance(group.reach, All):
+        return None
+    pages = longest_residency(group.reach, group.page_tokens, ahead=Tokens(1))
+    return pages * group.page_bytes
 
 
 def _handoffs(layout: Layout, context: int) -> tuple[HandoffFacts, ...]:

@@ -22,6 +22,7 @@ def render(found: Inspection) -> str:
     sections = [
         _title_lines(found),
         _layout_lines(found),
+        _fixed_lines(found.groups),
         _declared_lines(found),
         _handoff_lines(found),
         *(_planned_sections(found, found.plan) if found.plan else [_hint_lines()]),
@@ -84,6 +85,26 @@ def _tensor_text(tensor: TensorFacts, group: GroupLayout, dtype: str) -> str:
     if tensor.layers != group.layers:
         text += f" ({count_text(len(tensor.layers), 'layer')})"
     return text
+
+
+def _fixed_lines(groups: Sequence[GroupLayout]) -> list[str]:
+    """What a request takes of pools that forget, to the byte and in whole pages."""
+    kept = {group.pool: group.kept_bytes_max for group in groups}
+    sizes = {pool: size for pool, size in kept.items() if size is not None}
+    if not sizes:
+        return []
+    total = sum(sizes.values())
+    subject = "Later tokens"
+    if len(sizes) < len(groups):
+        subject = f"Beside pool {groups[0].pool}, later tokens"
+    pages = sum(group.kept_page_bytes_max or 0 for group in groups)
+    parts = ", ".join(f"{size:,} of {pool}" for pool, size in sizes.items())
+    counts = f"{total:,} bytes" if len(sizes) == 1 else f"{total:,} bytes ({parts})"
+    return wrapped(
+        f"{subject} read at most {bytes_text(total)} of a request, however long it is: "
+        f"{counts}. In whole pages, with the token that is fed, that is at most "
+        f"{bytes_text(pages)}."
+    )
 
 
 def _declared_lines(found: Inspection) -> list[str]:

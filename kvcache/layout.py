@@ -106,6 +106,23 @@ class Group(msgspec.Struct, frozen=True):
         """The lowest query that reads nothing below `position`; None if each reads all."""
         return first_past(self.reach, position)
 
+    def kept_bytes(self, length: Tokens) -> int:
+        """Bytes of the whole entries below `length` that a query there or later still reads."""
+        first = self.first_needed(length)
+        return sum(
+            spec.entry_bytes * whole_entries(first, length, spec.tokens_per_entry)
+            for spec in self.tensors
+        )
+
+    @property
+    def kept_bytes_max(self) -> int | None:
+        """The most that `kept_bytes` is of any length; None for a group that keeps everything.
+
+        A group that forgets keeps most just before its first positions are forgotten anew.
+        """
+        past = self.first_past(Tokens(1))
+        return None if past is None else self.kept_bytes(Tokens(past - 1))
+
     def pages(self, tokens: Tokens) -> Pages:
         """How many pages hold positions [0, tokens)."""
         return page_count(tokens, self.page_tokens)
@@ -210,6 +227,11 @@ def span(start: Tokens, end: Tokens, page_tokens: Tokens) -> Pages:
     if start >= end:
         return Pages(0)
     return Pages((end - 1) // page_tokens - start // page_tokens + 1)
+
+
+def whole_entries(start: Tokens, end: Tokens, tokens_per_entry: int) -> int:
+    """How many entries of so many positions each lie in positions [start, end) as a whole."""
+    return max(0, end // tokens_per_entry - -(-start // tokens_per_entry))
 
 
 def _check_group(group: Group) -> None:

@@ -53,9 +53,12 @@ class KindLaunch:
         layer = config.layer_kinds.index(kind)
         full = batch.segments[places[f"entries.{layer}"].group]
         tail = batch.segments[places[f"rows.{layer}"].group]
+        overlap = None
+        if OVERLAP[kind]:
+            overlap = batch.segments[places[f"overlap_rows.{layer}"].group]
         ratio = config.ratio_of(kind)
         device = batch.positions.device
-        closings = Closings.of_launch(tail, full, ratio, OVERLAP[kind], rotary, device)
+        closings = Closings.of_launch(tail, overlap, full, ratio, rotary, device)
         longest = int((full.starts + full.counts).max()) // ratio
         return cls(rotation, closings, longest > config.indexer.entry_count_max)
 
@@ -86,6 +89,8 @@ class Attention:
                     places[f"{kept}rows.{layer}"],
                     places[f"{kept}gates.{layer}"],
                     places[f"{kept}entries.{layer}"],
+                    places.get(f"{kept}overlap_rows.{layer}"),
+                    places.get(f"{kept}overlap_gates.{layer}"),
                 ),
             )
 

@@ -2,12 +2,12 @@
 
 1. Every token leaves a row and gates in the tail pages of its layer.
 2. When a launch brings the last token of a window, the window's rows are read back, from
-   whichever launch they came, and with them those of the window before if windows overlap.
+   whichever launch they came. If windows overlap, the part for the next entry goes to a page
+   of its own, and that of the window before is read from there.
 3. The entry is their sum, weighed by the softmax of gates and bias, normalised and rotated by
    the window's first position. It goes to the page of the window's tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,68 +19,86 @@ from tidegate.engine.models.parts import normalise
 from tidegate.engine.models.rotary import Rotary, rotate
 from tidegate.kvcache.page_store import PageStore
 
-Take = Callable[[str], torch.Tensor]  # A layer's weight, by its name there.
+Places = tuple[torch.Tensor, torch.Tensor]  # Pages, and entries within them.
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """Where each of n windows leaves what the next entry is made of, and where the window
+    before has left it. Where there is none `is_first` [n] is set, and its own stands in.
+    """
+
+    own: Places
+    before: Places
+    is_first: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Closings:
     """The n windows that a launch completes, of all its segments, for layers of one kind.
 
-    `row_pages` and `row_slots` [n, windows an entry is made of, ratio] are places in tail
-    pages, the window before first; where there is none `is_first` [n] is set, and its own rows
-    stand in. `entry_pages` and `entry_slots` [n] are where the entries go. `rotation` is for
-    the windows' first positions.
+    `rows` [n, ratio] are places in tail pages, `entries` [n] where the entries go. `overlaps`
+    is None unless an entry is made of the window before too. `rotation` is for the windows'
+    first positions.
     """
 
     count: int
-    row_pages: torch.Tensor
-    row_slots: torch.Tensor
-    is_first: torch.Tensor
-    entry_pages: torch.Tensor
-    entry_slots: torch.Tensor
+    rows: Places
+    entries: Places
+    overlaps: Overlaps | None
     rotation: torch.Tensor
 
     @classmethod
     def of_launch(
         cls,
         tail: GroupSegments,
+        overlap: GroupSegments | None,
         full: GroupSegments,
         ratio: int,
-        overlap: int,
         rotary: Rotary,
         device: torch.device,
     ) -> "Closings":
-        """Those of a launch with these segments, which are the same in both groups."""
+        """Those of a launch with these segments, which are the same in all groups."""
         lows = tail.starts // ratio
         counts: Ints = (tail.starts + tail.counts) // ratio - lows
         owners: Ints = np.repeat(np.arange(len(counts)), counts)
         ends = counts.cumsum()
         windows: Ints = np.arange(len(owners)) + np.repeat(lows - (ends - counts), counts)
         firsts: Ints = windows * ratio
-        is_first = windows == 0
-        parts: Ints = np.arange(-overlap, 1)[None, :, None] * ratio
-        positions: Ints = firsts[:, None, None] + parts + np.arange(ratio)
-        positions = np.where(positions < 0, positions + overlap * ratio, positions)
-        row_pages, row_slots = tail.places(owners[:, None, None], positions)
-        entry_pages, entry_slots = full.places(owners, firsts, ratio)
+
+        def places(
+            group: GroupSegments, owners: Ints, positions: Ints, tokens_per_entry: int
+        ) -> Places:
+            pages, slots = group.places(owners, positions, tokens_per_entry)
+            return on_device(pages, device), on_device(slots, device)
+
+        overlaps = None
+        if overlap is not None:
+            is_first = windows == 0
+            before: Ints = np.where(is_first, firsts, firsts - ratio)
+            overlaps = Overlaps(
+                places(overlap, owners, firsts, ratio),
+                places(overlap, owners, before, ratio),
+                on_device(is_first, device),
+            )
         return cls(
             count=len(owners),
-            row_pages=on_device(row_pages, device),
-            row_slots=on_device(row_slots, device),
-            is_first=on_device(is_first, device),
-            entry_pages=on_device(entry_pages, device),
-            entry_slots=on_device(entry_slots, device),
+            rows=places(tail, owners[:, None], firsts[:, None] + np.arange(ratio), 1),
+            entries=places(full, owners, firsts, ratio),
+            overlaps=overlaps,
             rotation=rotary(on_device(firsts, device)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CompressorPlaces:
-    """Where a compressor's rows, gates and entries are."""
+    """Where a compressor's rows, gates and entries are, and what windows leave to the next."""
 
     rows: TensorPlace
     gates: TensorPlace
     entries: TensorPlace
+    overlap_rows: TensorPlace | None
+    overlap_gates: TensorPlace | None
 
 
 class Compressor:
@@ -98,8 +116,7 @@ class Compressor:
         places: CompressorPlaces,
     ) -> None:
         size = norm.shape[0]
-        # [series, ratio, size], as rows are read back.
-        self._bias = bias.view(bias.shape[0], -1, size).transpose(0, 1).contiguous()
+        self._bias = bias.view(bias.shape[0], -1, size)  # [ratio, series, size]
         self._norm, self._norm_eps = norm, norm_eps
         self._places = places
 
@@ -118,23 +135,51 @@ class Compressor:
     ) -> None:
         """Store `rows` and `gates` [tokens, series * size] of a launch, and the entries of the
         windows that it completes. `plan` is that of the tail pages.
+
+        Gates wait in the pool's type, all of them: so an entry does not depend on how its
+        window was cut into launches.
         """
-        series, _, size = self._bias.shape
-        row_pages = store.tensor(self._places.rows.group, self._places.rows.index)
-        gate_pages = store.tensor(self._places.gates.group, self._places.gates.index)
+        _, series, size = self._bias.shape
+        row_pages = _pages(store, self._places.rows)
+        gate_pages = _pages(store, self._places.gates)
         row_pages[plan.write_pages, plan.write_slots] = rows.view(-1, series, size)
-        gate_pages[plan.write_pages, plan.write_slots] = gates.view(-1, series, size)
+        gate_pages[plan.write_pages, plan.write_slots] = gates.view(-1, series, size).to(
+            gate_pages.dtype
+        )
         if closings.count == 0:
             return
-        # [windows, series, ratio, size]: each part of an entry from its own window's rows.
-        number = torch.arange(series, device=rows.device).view(1, -1, 1)
-        places = closings.row_pages, closings.row_slots, number
-        weights = gate_pages[places].add_(self._bias)
-        if series > 1:
-            weights[:, 0].masked_fill_(closings.is_first.view(-1, 1, 1), -torch.inf)
-        weights = torch.softmax(weights.flatten(1, 2), 1)
-        entries = row_pages[places].flatten(1, 2).float().mul_(weights).sum(1)
+        parts = row_pages[closings.rows]
+        weights = gate_pages[closings.rows].float().add_(self._bias)
+        # [windows, rows of an entry, size] from here on.
+        if closings.overlaps is None:
+            parts, weights = parts.squeeze(2), weights.squeeze(2)
+        else:
+            parts, weights = self._overlapped(parts, weights, closings.overlaps, store)
+        weights = torch.softmax(weights, 1)
+        entries = parts.float().mul_(weights).sum(1)
         entries = normalise(entries, self._norm_eps).mul_(self._norm).unsqueeze(1)
         rotate(entries[..., size - 2 * closings.rotation.shape[-1] :], closings.rotation)
-        pages = store.tensor(self._places.entries.group, self._places.entries.index)
-        pages[closings.entry_pages, closings.entry_slots] = entries.squeeze(1).to(pages.dtype)
+        pages = _pages(store, self._places.entries)
+        pages[closings.entries] = entries.squeeze(1).to(pages.dtype)
+
+    def _overlapped(
+        self, rows: torch.Tensor, gates: torch.Tensor, overlaps: Overlaps, store: PageStore
+    ) -> Places:
+        """Rows and gates that entries are made of: [windows, 2 * ratio, size], those of the
+        window before first. `rows` and `gates` [windows, ratio, 2, size] are the windows' own.
+        """
+        kept = self._places.overlap_rows, self._places.overlap_gates
+        found: list[torch.Tensor] = []
+        for place, parts in zip(kept, (rows, gates), strict=True):
+            assert place is not None, "windows that overlap have a place for it"
+            pages = _pages(store, place)
+            pages[overlaps.own] = parts[:, :, 0]
+            found.append(torch.cat([pages[overlaps.before], parts[:, :, 1]], 1))
+        rows, gates = found
+        before = gates[:, : gates.shape[1] // 2]
+        before.masked_fill_(overlaps.is_first.view(-1, 1, 1), -torch.inf)
+        return rows, gates
+
+
+def _pages(store: PageStore, place: TensorPlace) -> torch.Tensor:
+    return store.tensor(place.group, place.index)

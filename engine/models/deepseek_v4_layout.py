@@ -3,8 +3,10 @@
 1. Every layer keeps the keys of the last tokens, which are the values too: group "window".
 2. Layers with compressed entries keep one entry for a window of tokens, and CSA layers a key
    of the indexer with it: group "full". Its pages hold whole entries of all its layers.
-3. Until such a window is complete, its tokens' rows and gates are kept, and for CSA those of
-   the window before, which the next entry is made of too: groups "csa_tail" and "hca_tail".
+3. Until such a window is complete, its tokens' rows and gates are kept as they were projected:
+   groups "csa_tail" and "hca_tail".
+4. A CSA entry is made of the window before too: group "csa_overlap" keeps that part of its
+   rows, and of its gates with the bias, from the end of one window to the end of the next.
 
 No layer reads anything else, so a hand-off may leave out what lies below the window.
 """
@@ -37,11 +39,12 @@ class TensorPlace:
 
 
 def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Layout:
-    """Groups "full", "window", "csa_tail", "hca_tail", as far as there are layers for them.
+    """Groups "full", "window", "csa_tail", "csa_overlap" and "hca_tail", as far as there are
+    layers for them.
 
-    `dtype` is the pools' element type; gates are float32 whatever it is. Pages of the "full"
-    group may have more tokens than `page_tokens`, so as to hold whole entries, and those of
-    tails fewer.
+    `dtype` is the pools' element type; gates with their bias are float32 whatever it is. Pages
+    of the "full" group may have more tokens than `page_tokens`, so as to hold whole entries,
+    and those of tails fewer. A page of the overlap is one window.
     """
     assert isinstance(config, DeepSeekV4Config)
     assert config.window is not None, "a configuration with window layers has a window"
@@ -49,6 +52,7 @@ def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Lay
     entries: list[TensorSpec] = []
     keys: list[TensorSpec] = []
     tails: dict[LayerKind, list[TensorSpec]] = {kind: [] for kind in KINDS}
+    overlaps: dict[LayerKind, list[TensorSpec]] = {kind: [] for kind in KINDS}
     for layer, kind in enumerate(config.layer_kinds):
         keys.append(TensorSpec(f"keys.{layer}", layer, (size,), dtype))
         if kind == "window":
@@ -63,8 +67,16 @@ def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Lay
             )
             tails[kind] += [
                 TensorSpec(f"{prefix}rows.{layer}", layer, shape, dtype),
-                TensorSpec(f"{prefix}gates.{layer}", layer, shape, "float32"),
+                TensorSpec(f"{prefix}gates.{layer}", layer, shape, dtype),
             ]
+            if OVERLAP[kind]:
+                window = (ratio, width)
+                overlaps[kind] += [
+                    TensorSpec(f"{prefix}overlap_rows.{layer}", layer, window, dtype, ratio),
+                    TensorSpec(
+                        f"{prefix}overlap_gates.{layer}", layer, window, "float32", ratio
+                    ),
+                ]
     page = Tokens(page_tokens)
     groups: list[Group] = []
     if entries:
@@ -72,12 +84,15 @@ def deepseek_v4_layout(config: ModelConfig, page_tokens: int, dtype: str) -> Lay
         groups.append(Group("full", All(), entry_page, tuple(entries)))
     groups.append(Group("window", Window(Tokens(config.window)), page, tuple(keys)))
     for kind in KINDS:
-        if tails[kind]:
-            ratio = Tokens(config.ratio_of(kind))
-            # Larger pages than a stretch would hold rows that nothing reads any more.
-            tail_page = min(page, ratio)
-            reach = Tail(ratio, OVERLAP[kind])
-            groups.append(Group(f"{kind}_tail", reach, tail_page, tuple(tails[kind])))
+        if not tails[kind]:
+            continue
+        span = Tokens(config.ratio_of(kind))
+        # Larger pages than a window would hold rows that nothing reads any more.
+        tail_page = min(page, span)
+        groups.append(Group(f"{kind}_tail", Tail(span, 0), tail_page, tuple(tails[kind])))
+        if overlaps[kind]:
+            reach = Tail(span, OVERLAP[kind])
+            groups.append(Group(f"{kind}_overlap", reach, span, tuple(overlaps[kind])))
     return Layout(tuple(groups), swa_only_transfer=True)
 
 

@@ -102,6 +102,10 @@ def test_groups_of_a_model_with_shared_keys_are_those_that_a_hand_computes(
     assert "itself and 99 before keys 2 x 16, values 2 x 16 512 4,096" in text
     assert "a configuration without weights" in text
     assert "With --kv-memory SIZE" in text
+    assert (full.kept_bytes_max, window.kept_bytes_max) == (None, 99 * 512)
+    assert window.kept_page_bytes_max == 14 * 4096
+    assert "Beside pool full, later tokens read at most 49.5 KiB of a request" in text
+    assert "50,688 bytes. In whole pages, with the token that is fed" in text
 
 
 def test_the_bytes_of_a_hand_off_are_those_of_the_pages_it_moves(
@@ -251,11 +255,12 @@ def test_the_document_shows_what_the_command_prints(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = DOCUMENT.read_text().split("```")[1::2]
-    (config,) = [block for block in blocks if block.startswith("json\n")]
-    (tmp_path / "MiMo-V2-Flash").mkdir()
-    (tmp_path / "MiMo-V2-Flash" / "config.json").write_text(config.removeprefix("json\n"))
+    configs = [block for block in blocks if block.startswith("json\n")]
+    for model, config in zip(("MiMo-V2-Flash", "DeepSeek-V4"), configs, strict=True):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.json").write_text(config.removeprefix("json\n"))
     shown = [block for block in blocks if block.startswith("console\n")]
-    assert len(shown) == 3
+    assert len(shown) == 4
     for block in shown:
         command, _, output = block.removeprefix("console\n$ tidegate ").partition("\n")
         with pytest.raises(SystemExit):
@@ -285,10 +290,35 @@ def test_tails_and_compressed_entries_are_told(
     folder = make_folder(tmp_path, fields)
     found = inspection(capsys, folder, "--kv-memory", "8GiB", "--page-tokens", "128")
     tails = [group for group in found.groups if group.reach == "tail"]
-    assert len(tails) == 2 and all(group.window_tokens is None for group in tails)
+    assert len(tails) == 3 and all(group.window_tokens is None for group in tails)
+    (full,) = (group for group in found.groups if group.reach == "all")
+    assert (full.bytes_per_token, full.kept_bytes_max, full.kept_page_bytes_max) == (
+        6584,
+        None,
+        None,
+    )
+    kept = {group.pool: group.kept_bytes_max for group in found.groups if group is not full}
+    assert kept == {
+        "window": 5_592_064,
+        "csa_tail": 307_200,
+        "csa_overlap": 307_200,
+        "hca_tail": 5_982_208,
+    }
+    # Two pages of the window, a page of each tail, and of the overlap the open stretch's too.
+    pages = {group.pool: group.kept_page_bytes_max for group in found.groups}
+    assert pages == {
+        "full": None,
+        "window": 2 * 43 * 128 * 1024,
+        "csa_tail": 20 * 4 * 640 * 8,
+        "csa_overlap": 2 * 20 * 4 * 640 * 6,
+        "hca_tail": 23 * 128 * 512 * 4,
+    }
     text = words(capsys, folder, "--kv-memory", "8GiB", "--page-tokens", "128")
     assert "its stretch of 4 and 1 before" in text
     assert "entries 512 for each 4 tokens (20 layers)" in text
     assert "float32" in text
-    assert "prefill hca_tail tail of 128 70,656" in text
-    assert "prefill csa_tail tail of 2 x 4" in text
+    assert "Beside pool full, later tokens read at most 11.6 MiB of a request" in text
+    assert "12,188,672 bytes (5,592,064 of window, 307,200 of csa_tail" in text
+    assert "prefill hca_tail tail of 128 47,104" in text
+    assert "prefill csa_tail tail of 4" in text
+    assert "prefill csa_overlap tail of 2 x 4" in text

@@ -105,11 +105,13 @@ def test_the_full_pool_bounds_a_prompt_and_with_the_flag_false_the_window_pool_d
     assert apart.tokens == together.tokens
     assert together.handoffs == []
     (handoff,), (summary,) = apart.handoffs, apart.summaries
-    # All entries, the window, a complete stretch of 4 tokens, and of 128 those that are left.
+    # All entries, the window, of stretches of 4 and of 128 tokens those that are left, and what
+    # the last complete stretch of 4 leaves to the next entry.
     page_counts = {
         "full": -(-PROMPT_TOKENS // 128),
         "window": 8,
-        "csa_tail": 1,
+        "csa_tail": PROMPT_TOKENS % 4,
+        "csa_overlap": 1,
         "hca_tail": PROMPT_TOKENS % 128 // 16,
     }
     moved = sum(count * apart.pools[name]["page_bytes"] for name, count in page_counts.items())

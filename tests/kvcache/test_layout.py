@@ -136,6 +136,26 @@ def test_the_first_query_past_a_position_is_found_by_walking(
         )
 
 
+@given(REACHES, st.integers(1, 5), st.integers(0, 120))
+def test_bytes_that_are_kept_are_those_of_whole_entries_that_a_walk_finds(
+    reach: Reach, tokens_per_entry: int, length: int
+) -> None:
+    spec = TensorSpec("k", 0, (2, 8), "bfloat16", tokens_per_entry)
+    one = group(reach, page_tokens=4 * tokens_per_entry, spec=spec)
+
+    def walked(length: int) -> int:
+        needed = range(one.first_needed(Tokens(length)), length)
+        entries = {n // tokens_per_entry for n in needed}
+        sizes = [sum(n // tokens_per_entry == entry for n in needed) for entry in entries]
+        return sizes.count(tokens_per_entry) * 32
+
+    assert one.kept_bytes(Tokens(length)) == walked(length)
+    if isinstance(reach, All):
+        assert one.kept_bytes_max is None
+    else:
+        assert one.kept_bytes_max == max(walked(n) for n in range(200))
+
+
 def test_what_a_query_reads_of_each_reach() -> None:
     window = Window(Tokens(128))
     assert [first_needed(window, Tokens(n)) for n in (0, 127, 128, 500)] == [0, 0, 1, 373]

@@ -23,7 +23,8 @@ KNOWN: dict[str, tuple[tuple[str, Reach], ...]] = {
     "deepseek-v4": (
         ("full", All()),
         ("window", window(128)),
-        ("csa_tail", tail(4, 1)),
+        ("csa_tail", tail(4, 0)),
+        ("csa_overlap", tail(4, 1)),
         ("hca_tail", tail(128, 0)),
     ),
 }

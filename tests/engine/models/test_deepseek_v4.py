@@ -170,11 +170,19 @@ def lost(
 @pytest.mark.parametrize(
     ("pattern", "length", "names", "positions"),
     [
-        pytest.param("c", 32, ("rows", "gates"), range(28, 32), id="the overlap of CSA"),
-        pytest.param(
-            "c", 32, ("index_rows", "index_gates"), range(28, 32), id="the indexer's overlap"
-        ),
+        pytest.param("c", 32, ("overlap_",), range(28, 29), id="the overlap of CSA"),
+        pytest.param("c", 32, ("index_overlap_",), range(28, 29), id="the indexer's overlap"),
+        pytest.param("c", 35, ("overlap_",), range(28, 29), id="the overlap within a stretch"),
+        pytest.param("c", 32, ("overlap_gates",), range(28, 29), id="the overlap's gates"),
         pytest.param("c", 35, ("rows", "gates"), range(32, 35), id="the pending rows of CSA"),
+        pytest.param("c", 35, ("gates",), range(32, 35), id="the pending gates of CSA"),
+        pytest.param(
+            "c",
+            35,
+            ("index_rows", "index_gates"),
+            range(32, 35),
+            id="the indexer's pending rows",
+        ),
         pytest.param("h", 41, ("rows", "gates"), range(32, 41), id="the pending rows of HCA"),
         pytest.param("c", 33, ("index_entries",), None, id="the indexer's keys"),
         pytest.param("h", 33, ("entries",), range(16, 17), id="one entry of HCA"),

@@ -48,14 +48,6 @@ def groups_of(layout: Layout) -> dict[str, Group]:
     return {group.name: group for group in layout.groups}
 
 
-def kept_bytes(group: Group, length: int) -> int:
-    """Bytes of the rows that a query at `length` still reads, of a group with one for each
-    position.
-    """
-    row = sum(spec.entry_bytes for spec in group.tensors)
-    return (length - group.first_needed(Tokens(length))) * row
-
-
 def test_the_published_model_has_the_groups_that_the_family_declares(
     published: DeepSeekV4Config,
 ) -> None:
@@ -70,6 +62,7 @@ def test_the_published_model_has_the_groups_that_the_family_declares(
     assert [group.reach for group in layout.groups] == [
         All(),
         Window(Tokens(128)),
+        Tail(Tokens(4), 0),
         Tail(Tokens(4), 1),
         Tail(Tokens(128), 0),
     ]
@@ -92,32 +85,43 @@ def test_the_published_model_keeps_6584_bytes_of_each_token(
     assert full.bytes_per_token == 6584
 
 
-def test_the_published_model_keeps_besides_at_most_so_many_bytes_of_a_request(
+def test_the_published_model_keeps_besides_at_most_so_many_bytes_of_a_prompt(
     published: DeepSeekV4Config,
 ) -> None:
     groups = groups_of(layout_for(published, 16, "bfloat16"))
     most = {
-        name: max(kept_bytes(group, length) for length in range(1000, 1300))
+        name: max(group.kept_bytes(Tokens(length)) for length in range(1000, 1300))
         for name, group in groups.items()
         if name != "full"
     }
     assert most == {
         # Of 43 layers the keys of 127 tokens, which the next token's query reads.
         "window": 43 * 127 * 512 * 2,
-        # Of 20 layers a complete window of 4 and three tokens of the next: for compressor and
-        # indexer two parts each of a row in bfloat16 and gates in float32.
-        "csa_tail": 20 * 7 * 2 * (512 + 128) * (2 + 4),
+        # Of 20 layers three tokens, which do not make up a window yet: for compressor and
+        # indexer, for this entry and the next, a row and its gates.
+        "csa_tail": 20 * 3 * (512 + 128) * 2 * (2 + 2),
+        # And of the window of 4 before, for the next entry alone. Its gates are float32.
+        "csa_overlap": 20 * 4 * (512 + 128) * (2 + 4),
         # Of 23 layers 127 tokens, which do not make up a window yet.
-        "hca_tail": 23 * 127 * 512 * (2 + 4),
+        "hca_tail": 23 * 127 * 512 * (2 + 2),
     }
-    assert sum(most.values()) == 15_640_576
+    assert most == {
+        name: group.kept_bytes_max for name, group in groups.items() if name in most
+    }
+    assert sum(most.values()) == 12_188_672
+    assert groups["full"].kept_bytes_max is None
+    # All of it at once: where of both ratios a stretch lacks one token.
+    end = Tokens(1023)
+    assert {name: groups[name].kept_bytes(end) for name in most} == most
 
 
-def test_gates_are_float32_and_all_else_has_the_pools_type(published: DeepSeekV4Config) -> None:
+def test_gates_with_their_bias_are_float32_and_all_else_has_the_pools_type(
+    published: DeepSeekV4Config,
+) -> None:
     for dtype in ("bfloat16", "float32"):
         for group in layout_for(published, 16, dtype).groups:
             for spec in group.tensors:
-                assert spec.dtype == ("float32" if "gates" in spec.name else dtype)
+                assert spec.dtype == ("float32" if "overlap_gates" in spec.name else dtype)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,7 @@ def test_a_page_of_the_full_pool_holds_whole_entries_of_its_layers(
         "full": expected,
         "window": page_tokens,
         "csa_tail": min(page_tokens, 4),
+        "csa_overlap": 4,
         "hca_tail": min(page_tokens, 128),
     }
     for group in layout.groups:
@@ -161,9 +166,9 @@ def test_pages_that_cannot_be_are_refused(published: DeepSeekV4Config) -> None:
     ("kinds", "names"),
     [
         (("window", "window"), ["window"]),
-        (("csa", "window"), ["full", "window", "csa_tail"]),
+        (("csa", "window"), ["full", "window", "csa_tail", "csa_overlap"]),
         (("hca",), ["full", "window", "hca_tail"]),
-        (("hca", "csa"), ["full", "window", "csa_tail", "hca_tail"]),
+        (("hca", "csa"), ["full", "window", "csa_tail", "csa_overlap", "hca_tail"]),
     ],
 )
 def test_a_model_has_the_groups_that_its_layers_need(
@@ -182,13 +187,15 @@ def test_where_a_window_closes_the_pending_rows_are_gone_and_the_overlap_stays(
     published: DeepSeekV4Config,
 ) -> None:
     groups = groups_of(layout_for(published, 16, "bfloat16"))
-    csa, hca = groups["csa_tail"], groups["hca_tail"]
+    csa, overlap, hca = (groups[name] for name in ("csa_tail", "csa_overlap", "hca_tail"))
     for length in (128, 256, 12_800):
         end = Tokens(length)
-        assert hca.first_needed(end) == length
-        assert csa.first_needed(end) == length - 4
-        assert hca.span(hca.first_needed(end), end) == 0
-        assert csa.span(csa.first_needed(end), end) == 1
+        for tail in (csa, hca):
+            assert tail.first_needed(end) == length
+            assert tail.kept_bytes(end) == tail.span(tail.first_needed(end), end) == 0
+        assert overlap.first_needed(end) == length - 4
+        assert overlap.span(overlap.first_needed(end), end) == 1
+        assert overlap.kept_bytes(end) == 20 * 4 * 640 * 6
         assert hca.first_needed(Tokens(length - 1)) == length - 128
 
 
@@ -200,4 +207,4 @@ def test_a_long_prompt_needs_pages_of_the_full_pool_and_a_fixed_number_of_others
         needs = floors(layout, leg, Lengths(Tokens(100_000), Tokens(100)))
         full, *rest = needs
         assert full in (782, 783)
-        assert rest == [9, 2, 8]
+        assert rest == [9, 1, 2, 8]
