@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt Makefile
 help:
 	@echo 'make serve         install, then serve Gemma 3 270M on http://127.0.0.1:8000'
 	@echo "                   (options: make serve ARGS='smollm2-135m --port 9000')"
-	@echo 'make test          install, then run the tests; ARGS go to pytest'
+	@echo 'make test          install, then run the tests; ARGS go to pytest (-n 0: one file at a time)'
 	@echo 'make check         format, lint and types'
 	@echo 'make test-oracle   the tests that take minutes: every comparison with the oracle'
 	@echo 'make bench         speed beside a bare loop over the same model'
@@ -47,8 +47,9 @@ help:
 serve: .venv/.serve
 	@$(BIN)/tidegate serve $(ARGS)
 
+# Two files at a time: servers of their tests wait for each other half of the time.
 test: .venv/.test
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: .venv/.test
 	$(BIN)/ruff format --check
