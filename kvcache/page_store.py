@@ -7,6 +7,7 @@ while its owner lives; nothing is left behind when the owner dies. The bytes lie
 
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -41,6 +42,8 @@ class PageStore:
         byte_count = max(self.geometry.byte_count, _MAP_BYTES_MIN)
         if self.device.type == "cpu":
             self._fd = os.memfd_create("tidegate-pool", os.MFD_CLOEXEC)
+            # A store that is dropped and not closed keeps no descriptor either.
+            self._close_fd = weakref.finalize(self, os.close, self._fd)
             # All of it is taken now: a pool that the machine cannot hold fails here, and not
             # when requests have been accepted against it.
             os.posix_fallocate(self._fd, 0, byte_count)
@@ -99,7 +102,7 @@ class PageStore:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
         if self._fd is not None:
-            os.close(self._fd)
+            self._close_fd()
             self._fd = None
 
     def _view(self, group: int, index: int) -> torch.Tensor:

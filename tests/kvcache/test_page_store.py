@@ -1,5 +1,6 @@
 """The page store: where its bytes lie, how others reach them, and poison."""
 
+import gc
 import mmap
 import os
 
@@ -118,6 +119,16 @@ def test_close_gives_the_descriptor_back_and_may_be_repeated() -> None:
     assert store.handle().transport == "none"
     with pytest.raises(ValueError, match="no buffer"):
         _ = store.buffer
+
+
+def test_a_store_that_is_dropped_gives_the_descriptor_back() -> None:
+    store = PageStore(LAYOUT, [5, 3])
+    descriptor = int(store.handle().address.split(":")[1])
+    os.fstat(descriptor)
+    del store
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_views_outlive_close() -> None:
