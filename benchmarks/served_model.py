@@ -37,14 +37,19 @@ class Served(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def server(arguments: argparse.Namespace) -> Generator[tuple[str, Path]]:
-    """A running server: its endpoint for clients, and its log."""
+def server(
+    arguments: argparse.Namespace, options: Sequence[str] = ()
+) -> Generator[tuple[str, Path]]:
+    """A running server with these options of `tidegate serve` beside those of `arguments`.
+
+    What is given: its endpoint for clients, and its log.
+    """
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
         folder = Path(name)
         log = folder / "log.jsonl"
         command = [sys.executable, "-m", "tidegate", "serve", arguments.model, "--port", "0"]
         command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
-        command += ["--run-dir", str(folder / "run"), "--log", str(log)]
+        command += ["--run-dir", str(folder / "run"), "--log", str(log), *options]
         process = subprocess.Popen(command, stdout=sys.stderr)
         try:
             yield f"ipc://{folder}/run/clients.sock", log
