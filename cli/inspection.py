@@ -30,7 +30,6 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     `reach` is "all", "window" or "tail". `window_tokens` is None unless it is a window: the
     query itself and the positions before it that it reads.
 
-    `kept_bytes_max` is the most that a request keeps between two steps, however long it is,
     `kept_bytes_max` is the most that later tokens read of a request's earlier ones, however
     long it is, and `kept_page_bytes_max` the most of whole pages in a step of one token. Both
     are None for a pool that keeps everything.
