@@ -48,6 +48,8 @@ def load_engine(settings: WorkerSettings, say: Say) -> LoadedEngine:
     layout = layout_for(config, settings.page_tokens, settings.dtype)
     layout = layout.with_forced_flag(settings.swa_only_transfer)
     say(f"reading {config.name}: {config.layer_count} layers, {config.family} family")
+    for note in checkpoint.notes:
+        say(f"note: {note}")
     card = build_card(checkpoint)
     weights = load_weights(checkpoint, TORCH_DTYPES[settings.dtype], _progress_of_weights(say))
     model = build_model(config, weights, settings.device, settings.dtype)

@@ -140,6 +140,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"models of the {self.family} family are not read from GGUF files"
         )
 
+    def gguf_unused(self) -> frozenset[str]:
+        """Names of tensors that a GGUF file may hold although the model does not need them."""
+        return frozenset()
+
     def is_float32(self, name: str) -> bool:
         """Whether this weight stays float32, whatever type the others are loaded in."""
         del name

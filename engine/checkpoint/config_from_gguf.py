@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-from gguf.constants import GGMLQuantizationType
-
 from tidegate.engine.checkpoint.config import (
     LAYER_COUNT_MAX,
     AttentionShape,
@@ -13,7 +10,9 @@ from tidegate.engine.checkpoint.config import (
 )
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.families.gemma3 import Gemma3Config
+from tidegate.engine.checkpoint.families.gemma4_from_gguf import gemma4_from_gguf
 from tidegate.engine.checkpoint.families.llama import LlamaConfig
+from tidegate.engine.checkpoint.gguf_factors import rope_factors
 from tidegate.engine.checkpoint.gguf_fields import ArchitectureFields
 from tidegate.engine.checkpoint.gguf_header import GgufHeader
 from tidegate.engine.checkpoint.rope import FactorScaling, LinearScaling, Rope, Scaling
@@ -23,19 +22,23 @@ ARCHITECTURES: dict[str, Family] = {
     "llama": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "smollm3": "llama",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
 }
-ROPE_FACTORS = "rope_freqs.weight"
 
 # What files of Gemma 3 leave unsaid, as in the published configurations.
 GEMMA3_FULL_LAYER_INTERVAL = 6
 GEMMA3_ROPE_THETA_WINDOW = 10_000.0
 GEMMA3_27B_LAYERS = 62
 LLAMA_ROPE_THETA = 10_000.0
+# Files of SmolLM3 do not say which layers know no positions: each fourth, as published.
+SMOLLM3_NO_ROPE_INTERVAL = 4
 
 # A file names one end token. A chat model also ends its turn, or its text, with one of these.
 CHAT_END_TOKENS = (
     "<end_of_turn>",
+    "<turn|>",
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -53,49 +56,60 @@ def config_from_gguf(header: GgufHeader, name: str, is_chat: bool) -> ModelConfi
     """
     architecture = _architecture(header)
     fields = ArchitectureFields(header, architecture)
-    head_count = fields.count("attention.head_count")
     hidden_size = fields.count("embedding_length")
     layer_count = fields.count("block_count", count_max=LAYER_COUNT_MAX)
-    head_dim = fields.count("attention.key_length", hidden_size // head_count)
-    _refuse_what_is_not_supported(fields, head_dim)
     vocabulary = header.texts("tokenizer.ggml.tokens")
     try:
         common: dict[str, Any] = {
             "name": name,
             "vocab_size": len(vocabulary),
             "hidden_size": hidden_size,
-            "intermediate_size": fields.count("feed_forward_length"),
             "layer_count": layer_count,
-            "attention": AttentionShape(
-                head_count=head_count,
-                kv_head_count=fields.count("attention.head_count_kv", head_count),
-                key_size=head_dim,
-                value_size=head_dim,
-            ),
             "norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
             "tie_embeddings": "output.weight" not in header.tensors,
             "context": fields.count("context_length"),
             "bos_id": _optional_id(header, "tokenizer.ggml.bos_token_id"),
             "eos_ids": _eos_ids(header, vocabulary, is_chat),
         }
-        if architecture == "gemma3":
-            return _gemma3(fields, common, head_dim)
-        return _llama(fields, common, head_dim)
+        if architecture == "gemma4":
+            return gemma4_from_gguf(fields, common)
+        common |= _heads_and_mlp(fields, hidden_size)
+        return _gemma3(fields, common) if architecture == "gemma3" else _llama(fields, common)
     except CheckpointError as error:
         text = str(error)
         named = text if str(header.path) in text else f"{header.path}: {text}"
         raise CheckpointError(named) from None
 
 
-def _llama(fields: ArchitectureFields, common: dict[str, Any], head_dim: int) -> LlamaConfig:
+def _heads_and_mlp(fields: ArchitectureFields, hidden_size: int) -> dict[str, Any]:
+    """Of architectures whose layers are all alike."""
+    head_count = fields.count("attention.head_count")
+    head_dim = fields.count("attention.key_length", hidden_size // head_count)
+    _refuse_what_is_not_supported(fields, head_dim)
+    return {
+        "intermediate_size": fields.count("feed_forward_length"),
+        "attention": AttentionShape(
+            head_count=head_count,
+            kv_head_count=fields.count("attention.head_count_kv", head_count),
+            key_size=head_dim,
+            value_size=head_dim,
+        ),
+    }
+
+
+def _llama(fields: ArchitectureFields, common: dict[str, Any]) -> LlamaConfig:
     layer_count: int = common["layer_count"]
+    head_dim: int = common["attention"].key_size
+    interval = SMOLLM3_NO_ROPE_INTERVAL if fields.architecture == "smollm3" else None
     tensors = fields.header.tensors
     return LlamaConfig(
         **common,
         rope=_rope(fields, LLAMA_ROPE_THETA, head_dim),
         window=None,
         layer_is_window=(False,) * layer_count,
-        layer_has_rope=(True,) * layer_count,
+        layer_has_rope=tuple(
+            interval is None or (layer + 1) % interval != 0 for layer in range(layer_count)
+        ),
         has_query_key_norm="blk.0.attn_q_norm.weight" in tensors,
         has_query_key_value_bias="blk.0.attn_q.bias" in tensors,
         has_output_bias="blk.0.attn_output.bias" in tensors,
@@ -103,7 +117,8 @@ def _llama(fields: ArchitectureFields, common: dict[str, Any], head_dim: int) ->
     )
 
 
-def _gemma3(fields: ArchitectureFields, common: dict[str, Any], head_dim: int) -> Gemma3Config:
+def _gemma3(fields: ArchitectureFields, common: dict[str, Any]) -> Gemma3Config:
+    head_dim: int = common["attention"].key_size
     layer_is_window = _gemma3_layers(fields, common["layer_count"])
     rope_window = None
     window = None
@@ -162,18 +177,11 @@ def _rope(fields: ArchitectureFields, theta_default: float | None, head_dim: int
 
 
 def _scaling(fields: ArchitectureFields) -> Scaling | None:
-    header, tensor = fields.header, fields.header.tensors.get(ROPE_FACTORS)
+    factors = rope_factors(fields.header)
     kind = fields.text("rope.scaling.type", "none")
     factor = fields.number("rope.scaling.factor", 1.0)
-    if tensor is not None:
-        if tensor.kind is not GGMLQuantizationType.F32:
-            raise CheckpointError(
-                f"{header.path}: tensor {ROPE_FACTORS} is of kind {tensor.kind.name}: must be "
-                "F32"
-            )
-        count = tensor.byte_count // 4
-        values = np.fromfile(header.path, "<f4", count, offset=tensor.offset)
-        return FactorScaling(tuple(float(value) for value in values))
+    if factors is not None:
+        return FactorScaling(factors)
     # Files without a kind may have the factor alone.
     if kind == "linear" or (kind == "none" and factor != 1.0):
         return LinearScaling(factor)

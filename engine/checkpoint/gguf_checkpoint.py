@@ -14,6 +14,11 @@ from tidegate.engine.checkpoint.tokenizer_from_gguf import (
     tokenizer_json_from_gguf,
 )
 
+# Their architecture is "llama", which has no window.
+MISTRAL_NOTE = (
+    "GGUF files of Mistral's models do not tell of a window: all layers attend to all positions"
+)
+
 
 class GgufCheckpoint:
     """Each property is read from the file when it is first asked for, and then kept.
@@ -65,6 +70,16 @@ class GgufCheckpoint:
     def has_weights(self) -> bool:
         """Such a file always holds them."""
         return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of how the file is read."""
+        header = self.header
+        names = (header.text(key, "") for key in ("general.name", "general.basename"))
+        is_mistral = any("mistral" in name.lower() for name in names)
+        if header.text("general.architecture") == "llama" and is_mistral:
+            return (MISTRAL_NOTE,)
+        return ()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -95,6 +95,11 @@ class HfCheckpoint:
         """Whether there are weights, beside the configuration."""
         return any((self.path / name).exists() for name in (SINGLE_FILE, INDEX_FILE))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of how the folder is read: nothing out of the way."""
+        return ()
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the configuration and the tokenizer, and of a sample of the weights."""

@@ -34,19 +34,25 @@ def decoder_shapes(config: ModelConfig, layers: Sequence[Shapes]) -> Shapes:
     return shapes
 
 
-def decoder_gguf_names(config: ModelConfig, parts: Mapping[str, str]) -> dict[str, str]:
-    """GGUF names for the weights that `decoder_shapes` gives.
+def decoder_gguf_names(
+    config: ModelConfig, parts: Mapping[str, str], outside: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """GGUF names for the weights that `decoder_shapes` gives, and of those of `outside`, which
+    are of no layer.
 
     `parts` holds the GGUF name of each module of a layer, without "weight" or "bias".
     """
+    known = _GGUF_OUTSIDE | dict(outside or {})
     names: dict[str, str] = {}
     for name in config.weight_shapes():
         if name.startswith(LAYERS):
             number, _, part = name.removeprefix(f"{LAYERS}.").partition(".")
             module, _, kind = part.rpartition(".")
+            if not module:  # A weight that is no module's has a name like a module.
+                module, kind = part, "weight"
             names[name] = f"blk.{number}.{parts[module]}.{kind}"
         else:
-            names[name] = _GGUF_OUTSIDE[name]
+            names[name] = known[name]
     return names
 
 

@@ -50,13 +50,15 @@ def tokenizer_json_from_gguf(header: GgufHeader) -> bytes:
     vocabulary = _vocabulary(header)
     model = header.text("tokenizer.ggml.model")
     if model == "llama":
-        parts = _sentencepiece(header, vocabulary)
+        parts = _sentencepiece(header, vocabulary, _merges_of_scores(header, vocabulary))
+    elif model == "gemma4":
+        parts = _sentencepiece(header, vocabulary, _merges(header, vocabulary))
     elif model == "gpt2":
         parts = _byte_level(header, vocabulary)
     else:
         raise CheckpointError(
-            f"{header.path}: field tokenizer.ggml.model is {model}: supported are llama "
-            "(SentencePiece BPE) and gpt2 (byte-level BPE)"
+            f"{header.path}: field tokenizer.ggml.model is {model}: supported are llama and "
+            "gemma4 (SentencePiece BPE) and gpt2 (byte-level BPE)"
         )
     tokenizer: Json = {
         "version": "1.0",
@@ -104,13 +106,9 @@ def _added_tokens(vocabulary: _Vocabulary) -> Iterator[Json]:
 # --- SentencePiece BPE ---
 
 
-def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
-    scores = header.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(vocabulary.texts):
-        raise CheckpointError(
-            f"{header.path}: field tokenizer.ggml.scores has {len(scores)} entries: must have "
-            f"one for each of the {len(vocabulary.texts)} tokens"
-        )
+def _sentencepiece(
+    header: GgufHeader, vocabulary: _Vocabulary, merges: list[tuple[str, str]]
+) -> Json:
     normalizers: list[Json] = [
         {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     ]
@@ -134,15 +132,21 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(
             vocabulary,
-            merges=_merges_from_scores(vocabulary, scores),
+            merges=merges,
             unknown=vocabulary.texts[unknown_id],
             byte_fallback=KIND_BYTE in vocabulary.kinds,
         ),
     }
 
 
-def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+def _merges_of_scores(header: GgufHeader, vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to put a token together from two others, the best-scored result first."""
+    scores = header.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(vocabulary.texts):
+        raise CheckpointError(
+            f"{header.path}: field tokenizer.ggml.scores has {len(scores)} entries: must have "
+            f"one for each of the {len(vocabulary.texts)} tokens"
+        )
     # Only normal tokens take part: the others are found whole in the text, or never.
     mergeable = {
         text: score
@@ -161,7 +165,8 @@ def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[tu
 # --- Byte-level BPE ---
 
 
-def _byte_level(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
+def _merges(header: GgufHeader, vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Those that the file lists, the first one first."""
     merges: list[tuple[str, str]] = []
     for line in header.texts("tokenizer.ggml.merges"):
         left, _, right = line.partition(" ")
@@ -171,6 +176,10 @@ def _byte_level(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
                 "whole must be tokens"
             )
         merges.append((left, right))
+    return merges
+
+
+def _byte_level(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
     name = header.text("tokenizer.ggml.pre", "gpt-2")
     pre_tokenizers = _PRE_TOKENIZERS.get(name)
     if pre_tokenizers is None:
@@ -178,7 +187,9 @@ def _byte_level(header: GgufHeader, vocabulary: _Vocabulary) -> Json:
             f"{header.path}: field tokenizer.ggml.pre is {name}: supported are "
             f"{', '.join(_PRE_TOKENIZERS)}"
         )
-    model = _bpe(vocabulary, merges=merges, unknown=None, byte_fallback=False)
+    model = _bpe(
+        vocabulary, merges=_merges(header, vocabulary), unknown=None, byte_fallback=False
+    )
     # Llama 3 takes a word that is a token as that token, whatever the merges would give.
     model["ignore_merges"] = name in LLAMA3_NAMES
     return {
@@ -217,6 +228,7 @@ _PRE_TOKENIZERS: dict[str, list[Json]] = {
         _byte_level_step(use_regex=True),
     ],
     QWEN2_NAME: _split(QWEN2_PATTERN),
+    "smaug-bpe": _split(LLAMA3_PATTERN),  # As SmolLM3's files call it.
 } | dict.fromkeys(LLAMA3_NAMES, _split(LLAMA3_PATTERN))
 
 

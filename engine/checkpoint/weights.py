@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from tidegate.engine.checkpoint import fp8
 from tidegate.engine.checkpoint.config import ModelConfig
-from tidegate.engine.checkpoint.config_from_gguf import ROPE_FACTORS
 from tidegate.engine.checkpoint.errors import CheckpointError
 from tidegate.engine.checkpoint.gguf_checkpoint import GgufCheckpoint
+from tidegate.engine.checkpoint.gguf_factors import ROPE_FACTORS
 from tidegate.engine.checkpoint.gguf_header import GgufTensor
 from tidegate.engine.checkpoint.hf_checkpoint import HfCheckpoint
 from tidegate.engine.checkpoint.mxfp4 import BLOCKS_SUFFIX, SCALES_SUFFIX, PackedExperts
@@ -28,6 +28,8 @@ INTEGER_KINDS = ("I64", "I32")
 # Weights pass through float32 in pieces of this size, never whole.
 PIECE_ELEMENTS_MAX = 256 * 1024
 NAMES_SHOWN_MAX = 5
+# GGUF files of these have the rows of queries and keys in another order.
+INTERLEAVED_ARCHITECTURES = ("llama", "smollm3")
 
 # Called with the count of weights loaded and the count of all.
 Progress = Callable[[int, int], None]
@@ -94,16 +96,19 @@ class _GgufSource:
         self.header = checkpoint.header
         self.config = checkpoint.config
         self.gguf_name = self.config.gguf_names()
-        self.is_llama = self.header.text("general.architecture") == "llama"
+        architecture = self.header.text("general.architecture")
+        self.has_halves_interleaved = architecture in INTERLEAVED_ARCHITECTURES
         # Copy-on-write, as torch warns about arrays that may not be written to.
         self.data = np.memmap(checkpoint.path, dtype=np.uint8, mode="c")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         canonical = {gguf_name: name for name, gguf_name in self.gguf_name.items()}
+        # The configuration has the factors already.
+        ignored = {ROPE_FACTORS} | self.config.gguf_unused()
         return {
             canonical.get(name, name): tensor.shape
             for name, tensor in self.header.tensors.items()
-            if name != ROPE_FACTORS  # The configuration has them.
+            if name not in ignored
         }
 
     def fill(self, name: str, weight: torch.Tensor) -> None:
@@ -113,7 +118,9 @@ class _GgufSource:
         for piece in self._pieces(tensor):
             target[first_row : first_row + len(piece)].copy_(piece)
             first_row += len(piece)
-        if self.is_llama and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        if self.has_halves_interleaved and name.rpartition(".")[0].endswith(
+            ("q_proj", "k_proj")
+        ):
             _join_halves(weight, self.config.attention_of(0).key_size)
 
     def _pieces(self, tensor: GgufTensor) -> Iterator[torch.Tensor]:

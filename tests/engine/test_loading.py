@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from oracle.make_tiny_checkpoint import make_tiny_checkpoint
+from oracle.make_tiny_gguf import make_tiny_gguf
 from tidegate.engine.checkpoint.registry import open_checkpoint
 from tidegate.engine.loading import LoadedEngine, load_engine
 from tidegate.engine.pools import workspace_bytes
@@ -70,6 +71,18 @@ def test_pools_that_are_small_are_warned_about(hybrid: Path) -> None:
     warnings = [line for line in said if line.startswith("warning: ")]
     assert any("the window pool has" in line for line in warnings)
     assert any("prompts of up to" in line for line in warnings)
+
+
+def test_that_a_file_of_mistral_tells_of_no_window_is_said(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
+    for name, is_said in (("Mistral 7B v0.1", True), ("Llama", False)):
+        path = make_tiny_gguf(
+            tmp_path / f"{name[:5]}.gguf", folder, fields={"general.name": name}
+        )
+        engine, said = load(path)
+        assert [pool.name for pool in engine.pools.pools] == ["full"]
+        notes = [line for line in said if line.startswith("note: ")]
+        assert any("do not tell of a window" in note for note in notes) == is_said
 
 
 def test_a_model_without_window_layers_has_no_flag_to_force(tmp_path: Path) -> None:

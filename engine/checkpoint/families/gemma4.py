@@ -15,11 +15,36 @@ from tidegate.engine.checkpoint.config import (
 )
 from tidegate.engine.checkpoint.families.multimodal import text_tensor_name
 from tidegate.engine.checkpoint.rope import Rope
-from tidegate.engine.checkpoint.tensor_names import LAYERS, decoder_shapes
+from tidegate.engine.checkpoint.tensor_names import LAYERS, decoder_gguf_names, decoder_shapes
 
 TOKEN_INPUTS = "model.embed_tokens_per_layer.weight"
 INPUT_PROJECTION = "model.per_layer_model_projection.weight"
 INPUT_NORM = "model.per_layer_projection_norm.weight"
+
+_GGUF_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "layer_scalar": "layer_output_scale",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+_GGUF_OUTSIDE = {
+    TOKEN_INPUTS: "per_layer_token_embd.weight",
+    INPUT_PROJECTION: "per_layer_model_proj.weight",
+    INPUT_NORM: "per_layer_proj_norm.weight",
+}
 
 # What published folders hold even for layers that read the keys and values of another.
 _OF_OWNERS = tuple(
@@ -149,6 +174,14 @@ class Gemma4Config(ModelConfig, frozen=True, kw_only=True):
         number, _, part = name.removeprefix(f"{LAYERS}.").partition(".")
         is_sharing = number.isdecimal() and self._first_sharing <= int(number)
         return None if is_sharing and part in _OF_OWNERS else name
+
+    def gguf_names(self) -> dict[str, str]:
+        return decoder_gguf_names(self, _GGUF_PARTS, _GGUF_OUTSIDE)
+
+    def gguf_unused(self) -> frozenset[str]:
+        sharing = range(self._first_sharing, self.layer_count)
+        parts = ("attn_k", "attn_v", "attn_k_norm")
+        return frozenset(f"blk.{layer}.{part}.weight" for layer in sharing for part in parts)
 
     @property
     def _first_sharing(self) -> int:

@@ -124,7 +124,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_families(
     gemma: GgufHeader,
 ) -> None:
     header = changed(gemma, general__architecture="mamba")
-    known = "llama, qwen2, qwen3, gemma3"
+    known = "llama, qwen2, qwen3, smollm3, gemma3, gemma4"
     with pytest.raises(CheckpointError, match=rf"mamba is not supported.*: {known}"):
         config_from_gguf(header, "m", is_chat=False)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from oracle import make_gemma_tokens
@@ -151,6 +151,15 @@ def test_llama_3_splits_numbers_by_three_and_keeps_whole_words(tmp_path: Path) -
     assert words == ["It", "'s", "Ġ", "123", "45", "Ġboats", "!ĊĊ", "Ġ", "ĠGo"]
 
 
+def test_smollm3_splits_as_llama_3_does(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
+    path = make_tiny_gguf(
+        tmp_path / "tiny.gguf", folder, fields={"tokenizer.ggml.pre": "smaug-bpe"}
+    )
+    words = [text for text, _ in pre_tokenized(tokenizer_of(read_gguf_header(path)), "a 1234")]
+    assert words == ["a", "Ġ", "123", "4"]
+
+
 def test_qwen_2_makes_a_token_of_each_digit_and_composes_letters(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
     fields: dict[str, int | float | bool | str | None] = {"tokenizer.ggml.pre": "qwen2"}
@@ -211,6 +220,53 @@ def test_a_space_goes_before_the_text_unless_the_file_says_otherwise() -> None:
     assert tokenizer.encode("tide").tokens == ["\u2581tide"]
     assert tokenizer.decode(tokenizer.encode("tide tide").ids) == "tide tide"
     assert tokenizer.decode(tokenizer.encode(" tide").ids) == " tide"
+
+
+def test_gemma_4_takes_the_merges_that_its_file_lists() -> None:
+    # A tokenizer of the kind that is published: spaces become marks, letters that are no token
+    # bytes, and words are not split before.
+    original = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    original.encode_special_tokens = True
+    original.normalizer = normalizers.Replace(" ", "\u2581")
+    bytes_of_text = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<pad>", "<eos>", "<bos>", "<unk>"],
+        initial_alphabet=[],
+        limit_alphabet=60,
+        max_token_length=8,
+        show_progress=False,
+    )
+    original.train_from_iterator((row["text"] for row in gemma_rows()), trainer)
+    made: dict[str, Any] = json.loads(original.to_str())["model"]
+    learnt = sorted(made["vocab"], key=made["vocab"].__getitem__)
+    texts = [*learnt, *bytes_of_text]
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    merges = [(left, right) for left, right in made["merges"]]
+    original.model = models.BPE(
+        vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True
+    )
+    kinds = [CONTROL] * 3 + [UNKNOWN] + [NORMAL] * (len(learnt) - 4) + [BYTE] * 256
+    header = sentencepiece_header(
+        tokenizer__ggml__model="gemma4",
+        tokenizer__ggml__tokens=tuple(texts),
+        tokenizer__ggml__token_type=tuple(kinds),
+        tokenizer__ggml__merges=tuple(f"{left} {right}" for left, right in merges),
+        tokenizer__ggml__unknown_token_id=3,
+        tokenizer__ggml__add_space_prefix=False,
+    )
+    tokenizer = tokenizer_of(header)
+    assert any(len(row) > 3 for row in tokenizer.encode("One, two, three").tokens)
+    for row in gemma_rows():
+        ids = tokenizer.encode(row["text"]).ids
+        assert ids == original.encode(row["text"]).ids, row["text"]
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        assert decoded == row["text"].replace("\u2581", " ")
+    spoilt = msgspec.structs.replace(
+        header, fields=header.fields | {"tokenizer.ggml.merges": ("x yzzy",)}
+    )
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges has"):
+        tokenizer_json_from_gguf(spoilt)
 
 
 @pytest.mark.parametrize(
