@@ -2,6 +2,8 @@
 and a few windows' worth of keys is enough.
 """
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Run:
     summaries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pools: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     peaks_mib: dict[str, float] = field(default_factory=dict[str, float])
+    story: list[str] = field(default_factory=list[str])
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,21 @@ def peak_mib(pid: int) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     raise AssertionError("no peak in /proc")
+
+
+def story_of(server: Server) -> list[str]:
+    """The lines that `tidegate logs story` prints of the one request."""
+    (received,) = server.lines("request_received")
+    command = [sys.executable, "-m", "tidegate", "logs", "story", received["request_id"]]
+    done = subprocess.run(
+        [*command, str(server.log)], capture_output=True, text=True, check=True, timeout=60
+    )
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+def line_with(story: list[str], text: str) -> str:
+    (line,) = (line for line in story if text in line)
+    return line
 
 
 def serve_once(folder: Path, *options: str) -> Run:
@@ -90,6 +108,7 @@ def serve_once(folder: Path, *options: str) -> Run:
             if name.startswith(("prefill", "decode", "both"))
         }
         server.wait_until_all_pages_are_free()
+        run.story = story_of(server)
     return run
 
 
@@ -124,14 +143,20 @@ def test_the_full_pool_bounds_a_prompt_and_with_the_flag_false_the_window_pool_d
     assert (forced.refusal.status, forced.refusal.pool) == (400, "window")
     assert forced.refusal.needed is not None
     assert forced.refusal.needed >= PROMPT_TOKENS // 16
+    moving, refusing = "handoff_done", "Refused with 400"
+    assert f"bytes_moved={moved} bytes_saved={saved}" in line_with(apart.story, moving)
+    assert "of the window pool" in line_with(forced.story, refusing)
     peaks = [peak for run in (apart, together) for peak in run.peaks_mib.values()]
     assert len(peaks) == 3
     assert max(peaks) < PEAK_MIB_MAX
     with capsys.disabled():
-        print(f"\n{PROMPT_TOKENS} tokens, a window of {WINDOW}, 32 MiB of pages:")
+        print(f"\n{PROMPT_TOKENS} tokens, a window of {WINDOW}, 32 MiB of pages a worker:")
         print(
             f"  swa_only_transfer true: {moved / 2**20:.1f} MiB moved, "
             f"{saved / 2**20:.1f} MiB saved, {window['page_count']} window pages, prefill "
             f"{summary['prefill_us'] / 1e6:.0f} s, peaks {apart.peaks_mib} MiB"
         )
-        print(f"  swa_only_transfer false: {forced.refusal}")
+        print(f"    {line_with(apart.story, 'request_accepted')}")
+        print(f"    {line_with(apart.story, moving)}")
+        print("  swa_only_transfer false:")
+        print(f"    {line_with(forced.story, refusing)}")
