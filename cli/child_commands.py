@@ -28,6 +28,8 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *option("--queue-tokens", core.waiting_tokens_max),
         *option("--tenant-queue-requests", core.tenant_waiting_count_max),
         *option("--tenant-queue-tokens", core.tenant_waiting_tokens_max),
+        *option("--bypass-requests", core.bypass_count_max),
+        *option("--bypass-tokens", core.bypass_tokens_max),
         *(
             part
             for tenant, weight in core.tenant_weights.items()

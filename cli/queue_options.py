@@ -8,6 +8,8 @@ from tidegate.cli.options import Target
 
 DEFAULT_QUEUE_REQUESTS = 2048
 DEFAULT_QUEUE_TOKENS = 4 * 1024 * 1024
+DEFAULT_BYPASS_REQUESTS = 8
+DEFAULT_BYPASS_TOKENS = 32_768
 
 
 def add_queue(parser: Target) -> None:
@@ -41,6 +43,22 @@ def add_queue(parser: Target) -> None:
         metavar="N",
         help="tokens that the prompts of those may have together "
         "(default: half of --queue-tokens)",
+    )
+    parser.add_argument(
+        "--bypass-requests",
+        type=values.count_or_zero,
+        metavar="N",
+        default=DEFAULT_BYPASS_REQUESTS,
+        help="requests that may begin before one that waits for pages, where they fit; after "
+        f"that nobody passes it (default {DEFAULT_BYPASS_REQUESTS}; 0: none)",
+    )
+    parser.add_argument(
+        "--bypass-tokens",
+        type=values.count_or_zero,
+        metavar="N",
+        default=DEFAULT_BYPASS_TOKENS,
+        help="what those may come to together: for each its prompt's tokens and four times its "
+        f"max_tokens (default {DEFAULT_BYPASS_TOKENS})",
     )
     parser.add_argument(
         "--tenant-weight",

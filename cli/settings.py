@@ -85,6 +85,8 @@ def scheduler_settings(
         or half_of(arguments.queue_requests),
         tenant_waiting_tokens_max=arguments.tenant_queue_tokens
         or half_of(arguments.queue_tokens),
+        bypass_count_max=arguments.bypass_requests,
+        bypass_tokens_max=arguments.bypass_tokens,
         tenant_weights=tenant_weights(arguments),
     )
     return SchedulerSettings(

@@ -45,6 +45,11 @@ def count(text: str) -> int:
     return _whole(text, 1, COUNT_MAX)
 
 
+def count_or_zero(text: str) -> int:
+    """A whole number from 0 to `COUNT_MAX`."""
+    return _whole(text, 0, COUNT_MAX)
+
+
 def thread_count(text: str) -> int:
     return _whole(text, 1, THREAD_COUNT_MAX)
 

@@ -524,7 +524,8 @@ class Waiting(Message, frozen=True):
     `pages_draining` will be free when their worker has answered. `pages_cached` hold cached
     prompts that nobody reads, and are given up when pages are taken: they count as free ones
     do. `holders` are the requests with the most pages of that pool, the largest first, and
-    `holders_left_out` counts the others.
+    `holders_left_out` counts the others. `passed` counts the requests behind it that have begun
+    before it, since they fitted while it waited for pages.
     Names of requests are those in logs, but for `request_id`, which is the client's own.
     """
 
@@ -544,6 +545,7 @@ class Waiting(Message, frozen=True):
     pages_cached: int = 0
     holders: tuple[PageHolder, ...] = ()
     holders_left_out: int = 0
+    passed: int = 0
 
 
 class Ping(Message, frozen=True):

@@ -1,16 +1,18 @@
 """Placement: which worker a request gets, for its prompt and then for its tokens.
 
 The order of holding is the same for all: prefill pages, then decode pages. Both queues are
-served from the head while it fits.
+served from the head while it fits. Of those that wait to begin a few may pass a head that waits
+for pages; see `bypass`.
 """
 
 from collections.abc import Iterable
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Fetch, PullGroup, WorkerId, pack_ids
+from tidegate.ipc.protocol import Fetch, PullGroup, WaitKind, WorkerId, pack_ids
 from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import All
+from tidegate.scheduler import bypass
 from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.deadlines import end_late_head, in_time, restart
 from tidegate.scheduler.door import Choice
@@ -40,31 +42,51 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
 
 
 def admit_waiting(fleet: Fleet, now_us: int) -> None:
-    """Admit from the head of the queue while it fits; the first that must wait ends it."""
+    """Admit from the head of the queue while it fits, and then what may pass it."""
     while (request := fleet.waiting.head()) is not None:
         if end_late_head(fleet, request, now_us):
             continue
         choices = in_time(fleet, request, open_choices(fleet, request), now_us)
         seat = _admit(fleet, request, choices)
         if seat is None:
-            note_first(fleet, request, choices)
+            cause = note_first(fleet, request, choices)
+            if cause.kind is WaitKind.PAGES:
+                _let_pass(fleet, request, now_us)
             return
-        fleet.begin(request, seat, now_us)
-        request.workers["prefill"] = seat.worker.worker_id
-        if request.output_count == 0:
-            request.cached_tokens = seat.holding.cached_tokens
-        seat.worker.prefilling.append(seat)
-        seat.worker.prefilling.sort(key=lambda s: s.request.rank)
-        restart(fleet, request, now_us)
-        fleet.record(
-            LogEvent.REQUEST_ADMITTED,
-            request,
-            worker=seat.worker.worker_id,
-            leg=seat.leg.value,
-            output_tokens=request.output_count,
-            cached_tokens=seat.holding.cached_tokens,
-            queue_us=request.times.spent_us[Phase.WAITING],
-        )
+        _begin(fleet, request, seat, now_us)
+
+
+def _let_pass(fleet: Fleet, head: Request, now_us: int) -> None:
+    """Admit what may pass the head, which waits for pages, and fits."""
+    for request in bypass.behind(fleet, head):
+        if not bypass.may_pass(fleet, head, request):
+            continue
+        choices = in_time(fleet, request, open_choices(fleet, request), now_us)
+        seat = _admit(fleet, request, choices)
+        if seat is not None:
+            bypass.note_pass(head, request)
+            _begin(fleet, request, seat, now_us, passed=head.request_id)
+
+
+def _begin(fleet: Fleet, request: Request, seat: Seat, now_us: int, **passed: str) -> None:
+    """The request leaves the queue for its seat; `passed` names the one that it passes."""
+    fleet.begin(request, seat, now_us)
+    request.workers["prefill"] = seat.worker.worker_id
+    if request.output_count == 0:
+        request.cached_tokens = seat.holding.cached_tokens
+    seat.worker.prefilling.append(seat)
+    seat.worker.prefilling.sort(key=lambda s: s.request.rank)
+    restart(fleet, request, now_us)
+    fleet.record(
+        LogEvent.REQUEST_ADMITTED,
+        request,
+        worker=seat.worker.worker_id,
+        leg=seat.leg.value,
+        output_tokens=request.output_count,
+        cached_tokens=seat.holding.cached_tokens,
+        queue_us=request.times.spent_us[Phase.WAITING],
+        **passed,
+    )
 
 
 def _admit(fleet: Fleet, request: Request, choices: Iterable[Choice]) -> Seat | None:

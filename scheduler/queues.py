@@ -90,6 +90,13 @@ class WaitingQueue:
                 return self._waiting[name]
         return None if first is None else self._waiting[first[1]]
 
+    def behind(self, limit: int) -> list[Request]:
+        """Up to `limit` requests of the head's priority that come after it.
+
+        The head must be one that has not begun.
+        """
+        return [self._waiting[name] for name in self.shares.behind(limit)]
+
     def share(self, tenant: str) -> float:
         """What part of the service a tenant with requests that wait has, by its weight."""
         return weight_of(self._weights, tenant) / self._weight

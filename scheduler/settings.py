@@ -18,7 +18,9 @@ class CoreSettings(msgspec.Struct, frozen=True):
     of their prompts, `tenant_…` those of each tenant (None: only those of all count); see
     `overload`, which tells clients to come back after `retry_after_ms` at least, and after
     `retry_after_ms_max` at most. `handoff_waiting_count_max` bounds the finished prompts
-    without a decode worker, above which no other prompt begins. For the queue's
+    without a decode worker, above which no other prompt begins. `bypass_count_max` requests
+    may go ahead of one that waits for pages, and may come to `bypass_tokens_max` charged tokens
+    together; see `bypass`. For the queue's
     timeout see `deadlines`. A worker that owes an answer is suspect after `stall_timeout_us`,
     and fenced after `fence_timeout_us` more; see `losses`. `prefix_cache` keeps the pages of
     prompts on the workers that prefill, for prompts that begin alike. `tenant_weights` are
@@ -33,6 +35,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     tenant_waiting_count_max: int | None = None
     tenant_waiting_tokens_max: int | None = None
     handoff_waiting_count_max: int = 16
+    bypass_count_max: int = 8
+    bypass_tokens_max: int = 32_768
     queue_timeout_us: int = 600_000_000
     stall_timeout_us: int = 120_000_000
     fence_timeout_us: int = 30_000_000
@@ -65,8 +69,9 @@ class CoreSettings(msgspec.Struct, frozen=True):
                     f"tenant_weights: the weight of {tenant!r} must be {TENANT_WEIGHT_MIN:g} "
                     f"to {TENANT_WEIGHT_MAX:g}, got {weight}"
                 )
-        if self.retry_after_ms < 0:
-            raise ValueError(f"retry_after_ms must not be negative, got {self.retry_after_ms}")
+        for name in ("bypass_count_max", "bypass_tokens_max", "retry_after_ms"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
         if self.retry_after_ms_max < self.retry_after_ms:
             raise ValueError(
                 f"retry_after_ms_max must be at least retry_after_ms ({self.retry_after_ms}), "

@@ -301,6 +301,8 @@ class Request:
         self.target: Seat | None = None
         self.output_count_before = 0  # Tokens that were out when it last left a seat.
         self.ticket: Ticket | None = None
+        self.passed_count = 0  # Requests that went ahead of it; see `bypass`.
+        self.passed_tokens = 0  # What those may come to.
         self.waits_for = ""  # As it was last recorded, in this wait.
         self.bytes_moved = 0
         self.bytes_saved = 0

@@ -16,11 +16,12 @@ from tidegate.scheduler.state import Request, Seat
 from tidegate.scheduler.waits import Cause, cause_at_door, cause_of_starving, describe
 
 
-def note_first(fleet: Fleet, request: Request, choices: Sequence[Choice]) -> None:
-    """The first of a queue has found no room on any of the choices."""
+def note_first(fleet: Fleet, request: Request, choices: Sequence[Choice]) -> Cause:
+    """The first of a queue has found no room on any of the choices. Returns why."""
     cause = cause_at_door(fleet, request, choices)
     assert cause.kind is not WaitKind.TURN, "a request waits for a worker that has room for it"
     _note(fleet, request, cause)
+    return cause
 
 
 def note_newcomers(fleet: Fleet) -> None:
@@ -77,6 +78,8 @@ def _fields(waiting: Waiting) -> dict[str, FieldValue]:
         fields |= {"first": waiting.first, "ahead": waiting.ahead}
     if waiting.role is not None:
         fields |= {"role": waiting.role.value, "worker": waiting.worker}
+    if waiting.passed:
+        fields["passed_by"] = waiting.passed
     if waiting.pool:
         fields |= {
             "pool": waiting.pool,

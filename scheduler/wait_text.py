@@ -46,6 +46,9 @@ def wait_text(waiting: Waiting, request: Request, worker: Worker | None, first: 
             raise AssertionError("a living request waits for something")
         case _:
             assert_never(waiting.kind)
+    if waiting.passed:
+        have = "has" if waiting.passed == 1 else "have"
+        text += f"; {_count(waiting.passed, 'other')} behind it {have} begun before it"
     return f"{text}; {first}" if first else text
 
 

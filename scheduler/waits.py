@@ -191,6 +191,7 @@ def describe(request: Request, cause: Cause, first: str = "") -> Waiting:
         first=None if cause.first is None else cause.first.request_id,
         role=None if worker is None else worker.role,
         worker=None if worker is None else worker.worker_id,
+        passed=0 if request.account.has_begun else request.passed_count,
     )
     if worker is not None and cause.group is not None:
         pool, available = worker.books.pools[cause.group], worker.books.available(cause.group)

@@ -4,6 +4,7 @@
 2. A `Step` is what happened to the request instead of waiting: it was admitted, handed over,
    got its page, or gave way to another.
 3. Steps that end a wait name the last of the holders that let pages go in the meantime.
+4. A `Pass` is another request that went ahead of it while it waited for pages.
 """
 
 from collections import deque
@@ -86,6 +87,15 @@ class Step(msgspec.Struct, frozen=True, tag="goes_on"):
     by: str = ""
     pool: str = ""
     release: Release | None = None
+    ahead_of: str = ""  # Who waited for pages when this one was admitted.
+
+
+class Pass(msgspec.Struct, frozen=True, tag="passed"):
+    """Another request began before it on `worker`, where that fitted."""
+
+    at_us: int
+    request_id: str
+    worker: str
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -94,7 +104,7 @@ class Why(msgspec.Struct, frozen=True):
 
     request_id: str
     start: datetime
-    rows: tuple[Stretch | Step, ...]
+    rows: tuple[Stretch | Step | Pass, ...]
     waited_us: int
     total_us: int
     is_waiting: bool
@@ -112,7 +122,8 @@ def find_why(path: Path, name: str) -> Why:
     others = _RestOfLog(path, counted)
     log_end_us = others.read(story)
     total_us = log_end_us if end is None else end.at_us
-    rows = _rows(story, total_us, others)
+    rows = [*_rows(story, total_us, others), *others.passes]
+    rows.sort(key=lambda row: row.at_us)
     stretches = [row for row in rows if isinstance(row, Stretch)]
     return Why(
         story.request_id,
@@ -120,7 +131,7 @@ def find_why(path: Path, name: str) -> Why:
         tuple(rows),
         sum(stretch.lasted_us for stretch in stretches),
         total_us,
-        end is None and bool(rows) and isinstance(rows[-1], Stretch),
+        end is None and bool(rows) and not isinstance(rows[-1], Step),
         "" if end is None else end.event,
         "" if end is None else _text(end, "reason") or _text(end, "code"),
         "" if end is None else _text(end, "text"),
@@ -135,15 +146,19 @@ class _RestOfLog:
         self._path = path
         self._counted = counted
         self._releases: list[tuple[int, str, str, str]] = []  # (time, request, event, reason)
+        self.passes: list[Pass] = []
 
     def read(self, story: Story) -> int:
         """Read the file; returns when its last event was, counted as the story does."""
         ids = {name for wait in _waits(story) for name in wait.holders} - {story.request_id}
         last = deque[bytes](maxlen=LAST_LINE_COUNT)
+        pass_mark = f'"passed":"{story.request_id}"'.encode()
         for line in read_lines(self._path, self._counted):
             last.append(line)
             if ids and any(mark in line for mark in _RELEASE_MARKS):
                 self._take(line, ids, story.start)
+            elif pass_mark in line:
+                self._take_pass(line, story.start)
         self._releases.sort()
         times_us = [line.at_us for line in story.lines]
         for line in last:
@@ -173,6 +188,14 @@ class _RestOfLog:
         at_us = (head.time - start) // _MICROSECOND
         why = reason if isinstance(reason, str) else ""
         self._releases.append((at_us, head.request_id, head.event, why))
+
+    def _take_pass(self, line: bytes, start: datetime) -> None:
+        with suppress(*UNREADABLE):
+            head, worker = decode_event(line), decode_fields(line).get("worker")
+            if head.event == LogEvent.REQUEST_ADMITTED.value and head.request_id is not None:
+                at_us = (head.time - start) // _MICROSECOND
+                where = worker if isinstance(worker, str) else ""
+                self.passes.append(Pass(at_us, head.request_id, where))
 
 
 def _waits(story: Story) -> Iterator[WaitFields]:
@@ -217,7 +240,8 @@ def _step(line: StoryLine, chain: Sequence[Stretch], others: _RestOfLog) -> Step
         release = others.last_release(chain[0].at_us, line.at_us, holders)
     worker = _text(line, "worker") or _text(line, "target")
     by, pool = _text(line, "by"), _text(line, "pool")
-    return Step(line.at_us, line.event, worker, by, pool, release)
+    ahead_of = _text(line, "passed")
+    return Step(line.at_us, line.event, worker, by, pool, release, ahead_of)
 
 
 def _text(line: StoryLine, name: str) -> str:

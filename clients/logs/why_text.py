@@ -1,7 +1,7 @@
 """What a request waited for, for a terminal."""
 
 from tidegate.clients.logs.lines import count_words
-from tidegate.clients.logs.why import Step, Stretch, WaitFields, Why
+from tidegate.clients.logs.why import Pass, Step, Stretch, WaitFields, Why
 from tidegate.clients.logs.words import columns, count_text, time_text
 from tidegate.ipc.log_events import LogEvent
 
@@ -32,6 +32,10 @@ def _row_lines(why: Why) -> list[str]:
     rows: list[tuple[str, str, str, str]] = []
     for row in why.rows:
         at = f"+{time_text(row.at_us)}"
+        if isinstance(row, Pass):
+            passes = f"> {row.request_id}, which fitted on {row.worker}, began before it"
+            rows.append((at, "", "", passes))
+            continue
         if isinstance(row, Step):
             first, *others = _step_lines(row)
             rows.append((at, "", "", first))
@@ -78,8 +82,9 @@ def _page_lines(wait: WaitFields) -> list[str]:
 
 
 def _step_lines(step: Step) -> list[str]:
+    ahead = f", ahead of {step.ahead_of}, which waited for pages" if step.ahead_of else ""
     text = {
-        LogEvent.REQUEST_ADMITTED.value: f"admitted on {step.worker}",
+        LogEvent.REQUEST_ADMITTED.value: f"admitted on {step.worker}{ahead}",
         LogEvent.HANDOFF_STARTED.value: f"handed over to {step.worker}",
         LogEvent.REQUEST_GOES_ON.value: f"went on, on {step.worker}",
         LogEvent.REQUEST_PREEMPTED.value: f"gave way to {step.by} on {step.worker}, "

@@ -147,6 +147,7 @@ def test_a_workers_command_line_means_its_settings(options: tuple[str, ...]) -> 
         ("--chunk-tokens", "none", "--default-max-tokens", "7", "--queue-timeout", "0.25"),
         ("--poison-freed-pages", "--log", "/dev/null"),
         ("--queue-requests", "1", "--queue-tokens", "9", "--tenant-queue-tokens", "5"),
+        ("--bypass-requests", "0", "--bypass-tokens", "77"),
         ("--tenant-weight", "a=b=0.1", "--tenant-weight", "research team=3"),
     ],
 )

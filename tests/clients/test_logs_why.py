@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.clients.logs.lines import LogFileError
 from tidegate.clients.logs.story import NoSuchRequest
-from tidegate.clients.logs.why import Release, Step, Stretch, WaitFields, Why, find_why
+from tidegate.clients.logs.why import Pass, Release, Step, Stretch, WaitFields, Why, find_why
 from tidegate.clients.logs.why_text import render_why
 
 Fields = dict[str, object]
@@ -133,6 +133,7 @@ def test_each_wait_lasts_until_the_next_or_until_the_request_goes_on(
     rows = [
         (row.at_us, row.lasted_us, row.wait.reason) if isinstance(row, Stretch) else row.event
         for row in why.rows
+        if not isinstance(row, Pass)
     ]
     assert rows == [
         (600, 1_000_000, "turn"),
@@ -246,3 +247,29 @@ def test_a_request_is_found_by_the_names_of_its_story(why_of: Callable[..., Why]
 def test_a_log_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LogFileError, match="No such file"):
         find_why(tmp_path / "none", "e-9")
+
+
+def test_those_that_went_ahead_while_it_waited_for_pages_are_told(
+    why_of: Callable[..., Why],
+) -> None:
+    lines = (
+        RECEIVED,
+        line(100, "request_waits", "e-9", **PAGES),
+        line(400, "request_admitted", "e-3", worker="prefill-0", passed="e-99"),
+        line(500, "request_admitted", "e-4", worker="prefill-1", passed="e-9"),
+        line(2_000, "request_admitted", "e-5", worker="prefill-0", passed="e-9"),
+    )
+    why = why_of(*lines)
+    assert isinstance(why.rows[0], Stretch)
+    assert why.rows[1:] == (Pass(500, "e-4", "prefill-1"), Pass(2_000, "e-5", "prefill-0"))
+    assert why.is_waiting and why.waited_us == 1_900
+    text = render_why(why)
+    assert "+500 us                 > e-4, which fitted on prefill-1, began before it" in text
+    assert "It waits still" in text
+
+
+def test_who_went_ahead_is_told_of_whom(why_of: Callable[..., Why]) -> None:
+    why = why_of(RECEIVED, line(400, "request_admitted", "e-9", worker="p", passed="e-1"))
+    (step,) = why.rows
+    assert isinstance(step, Step) and step.ahead_of == "e-1"
+    assert "> admitted on p, ahead of e-1, which waited for pages" in render_why(why)

@@ -46,6 +46,7 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
     total.preemption_count += outcome.preemption_count
+    total.pass_count += outcome.pass_count
     total.restart_count += outcome.restart_count
     total.queue_timeout_count += outcome.queue_timeout_count
     for phase, count in outcome.cancelled_in.items():
@@ -113,6 +114,7 @@ def main(arguments: list[str]) -> int:
         f"{total.complete} complete, {total.refused} refused, {total.ended_early} ended early; "
         f"{total.token_count} tokens, {total.cached_tokens} of prompts cached, "
         f"{total.stale_answer_count} late answers, "
+        f"{total.pass_count} passes, "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"{total.fence_count} workers fenced, "
         f"{total.queue_timeout_count} ended in the queue, "

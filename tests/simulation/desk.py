@@ -76,7 +76,9 @@ class Desk:
     ) -> None:
         self.core = Core(settings)
         self.judge = Judge()
-        self.shares = Shares(settings.tenant_weights, 0)
+        self.shares = Shares(
+            settings.tenant_weights, settings.bypass_count_max, settings.bypass_tokens_max
+        )
         self.liveness = Liveness()
         self.records: dict[LogEvent, int] = {}
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
@@ -269,7 +271,8 @@ class Desk:
             assert record.request_id is not None
             script = script_of(record.request_id, self._scripts)
             output, cached = number(record, "output_tokens"), number(record, "cached_tokens")
-            self.shares.begin(script, output, cached)
+            passed = record.fields.get("passed")
+            self.shares.begin(script, output, cached, None if passed is None else str(passed))
             request = self.core.fleet.requests.get(record.request_id)
             if request is not None:
                 self.liveness.admitted(request)

@@ -5,6 +5,7 @@ from random import Random
 
 import msgspec
 
+from simulation.crowds import CROWD_SEED_MIN, crowd
 from simulation.scenario import (
     ALIKE_SEED_MIN,
     QUEUE_US,
@@ -23,6 +24,8 @@ ROWS_AT_ONCE = 3  # On pools this tight no more rows decode for long.
 
 def draw_any(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     """The scenario of any seed. `troubles` replaces the seed's own choice of them."""
+    if seed >= CROWD_SEED_MIN:
+        return crowd(draw(seed - CROWD_SEED_MIN, troubles), Random(seed))
     number = seed - LOAD_SEED_MIN
     if number < 0:
         return draw(seed, troubles)

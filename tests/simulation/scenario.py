@@ -134,6 +134,12 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
         tenant_waiting_count_max=random_tenants.choice([None] * 6 + [3]),
         tenant_waiting_tokens_max=random_tenants.choice([None] * 6 + [prompt_max]),
     )
+    random_bypass = Random(f"{seed} bypass")
+    settings = msgspec.structs.replace(
+        settings,
+        bypass_count_max=random_bypass.choice([0, 1, 2, 4]),
+        bypass_tokens_max=random_bypass.choice([20, 100, 400]),
+    )
     if Trouble.TIMEOUT in troubles:
         arrivals = tuple(_with_deadlines(Random(f"{seed} deadlines"), arrivals))
     gone = [
@@ -337,7 +343,7 @@ def _with_tenants(
 def _with_deadlines(random: Random, arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
     """The same arrivals, some of which bring a short timeout in all."""
     for arrival in arrivals:
-        timeout_ms = random.choice([None, None, None, 5, 50, 500])
+        timeout_ms = random.choice([None] * 9 + [5, 50, 500])
         script = msgspec.structs.replace(arrival.script, total_timeout_ms=timeout_ms)
         yield msgspec.structs.replace(arrival, script=script)
 

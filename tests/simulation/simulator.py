@@ -45,6 +45,7 @@ class Outcome(msgspec.Struct):
     preemption_count: int = 0
     fence_count: int = 0
     queue_timeout_count: int = 0
+    pass_count: int = 0  # Requests that began before one that waited for pages.
     restart_count: int = 0  # How often a request has begun anew because a worker was lost.
     cancelled_in: dict[Phase, int] = msgspec.field(default_factory=dict[Phase, int])
 
@@ -348,6 +349,7 @@ class Simulator:
         outcome = self.outcome
         outcome.stale_answer_count = core.fleet.stale_count
         outcome.preemption_count = self.desk.records.get(LogEvent.REQUEST_PREEMPTED, 0)
+        outcome.pass_count = self.desk.shares.pass_count
         outcome.restart_count = self.desk.restart_count
         outcome.cached_tokens = self.desk.cached_tokens
         for stream in self.desk.judge.streams.values():
