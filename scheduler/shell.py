@@ -248,6 +248,7 @@ class Shell:
                 status=refused.status,
                 code=refused.code,
                 text=refused.text,
+                tenant=submit.tenant,
             )
             self._reply(peer, refused)
             return

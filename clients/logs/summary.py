@@ -1,6 +1,5 @@
 """`tidegate logs summary`: what became of all requests in a log."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from tidegate.clients.logs.lines import (
     decode_event,
     read_lines,
 )
+from tidegate.clients.logs.spread import Spread, spread
+from tidegate.clients.logs.tenants import Served, TenantService, render_tenants, service_of
 from tidegate.clients.logs.words import bytes_text, columns, count_text, time_text
 from tidegate.ipc.log_events import LogEvent
 
@@ -29,6 +30,8 @@ class FinishedLine(msgspec.Struct, tag_field="event", tag=LogEvent.REQUEST_FINIS
     bytes_moved: int
     bytes_saved: int
     cached_tokens: int = 0
+    charged_tokens: int = 0
+    tenant: str = ""
     queue_us: int | None = None
     prefill_us: int | None = None
     handoff_us: int | None = None
@@ -47,6 +50,7 @@ class RefusedLine(msgspec.Struct, tag_field="event", tag=LogEvent.REQUEST_REFUSE
     limit: int = 0
     role: str = ""
     worker: str = ""
+    tenant: str = ""
 
 
 class Refusals(msgspec.Struct):
@@ -63,15 +67,6 @@ class Refusals(msgspec.Struct):
     count: int
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How a time is spread over the requests that have it, in microseconds."""
-
-    count: int
-    p50_us: int
-    p95_us: int
-    max_us: int
-
-
 class Summary(msgspec.Struct):
     """`times` has an entry for each phase that some request reached."""
 
@@ -81,6 +76,7 @@ class Summary(msgspec.Struct):
     times: dict[str, Spread]
     refused: int
     refusals: list[Refusals]  # The most frequent first.
+    tenants: list[TenantService]  # Who was given most first.
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -125,24 +121,12 @@ def summarise(path: Path) -> Summary:
         times=_spreads(finished),
         refused=len(refused),
         refusals=_group(refused),
+        tenants=service_of(map(_served, finished), (one.tenant for one in refused)),
         prompt_tokens=sum(one.prompt_tokens for one in finished),
         cached_tokens=sum(one.cached_tokens for one in finished),
         output_tokens=sum(one.output_tokens for one in finished),
         bytes_moved=sum(one.bytes_moved for one in finished),
         bytes_saved=sum(one.bytes_saved for one in finished),
-    )
-
-
-def spread(values: Iterable[int]) -> Spread | None:
-    """Nearest-rank percentiles; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return Spread(
-        count=len(ordered),
-        p50_us=ordered[math.ceil(0.50 * len(ordered)) - 1],
-        p95_us=ordered[math.ceil(0.95 * len(ordered)) - 1],
-        max_us=ordered[-1],
     )
 
 
@@ -153,9 +137,22 @@ def render(summary: Summary) -> str:
         _render_counts(summary),
         _render_times(summary.times),
         _render_amounts(summary),
+        render_tenants(summary.tenants),
         _render_refusals(summary.refusals),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _served(line: FinishedLine) -> Served:
+    return Served(
+        line.tenant,
+        line.reason,
+        line.prompt_tokens,
+        line.cached_tokens,
+        line.output_tokens,
+        line.charged_tokens,
+        line.queue_us,
+    )
 
 
 def _spreads(finished: Sequence[FinishedLine]) -> dict[str, Spread]:

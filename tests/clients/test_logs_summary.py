@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.clients.logs.summary import Refusals, Spread, render, spread, summarise
+from tidegate.clients.logs.spread import Spread, spread
+from tidegate.clients.logs.summary import Refusals, render, summarise
 
 
 def finished(number: int, **fields: object) -> dict[str, object]:
@@ -175,3 +176,49 @@ def test_the_summary_reads_like_a_table(log: Path) -> None:
         "refusals            count  status  pool  needed  limit     at\n"
         "  kv_pool_exceeded      1  400     full  100     64 pages  decode decode-0"
     )
+
+
+def test_service_is_told_for_each_tenant(log: Path) -> None:
+    summary = summarise(
+        write(
+            log,
+            *(
+                finished(number, tenant="busy", charged_tokens=30, queue_us=1000 * number)
+                for number in range(1, 98)
+            ),
+            finished(98, tenant="busy", charged_tokens=30, queue_us=98_000, reason="timeout"),
+            finished(99, tenant="busy", charged_tokens=30, queue_us=99_000, reason="error"),
+            finished(100, tenant="busy", charged_tokens=30, queue_us=10**5, reason="cancelled"),
+            finished(1, tenant="", charged_tokens=1000, cached_tokens=4, queue_us=7_000),
+            refused(1, status=429, code="tenant_queue_full", tenant="busy"),
+            refused(2, tenant="never"),
+        )
+    )
+    assert [one.tenant for one in summary.tenants] == ["busy", "", "never"]
+    busy, nameless, never = summary.tenants
+    assert (busy.finished, busy.refused, busy.charged_tokens) == (100, 1, 3000)
+    assert (busy.prompt_tokens, busy.output_tokens) == (1000, 500)
+    assert busy.reasons == {"length": 97, "timeout": 1, "error": 1, "cancelled": 1}
+    assert busy.queue == Spread(100, 50_000, 95_000, 100_000)
+    assert (nameless.finished, nameless.cached_tokens) == (1, 4)
+    assert (never.finished, never.refused, never.queue) == (0, 1, None)
+    lines = render(summary).splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("  busy")]
+    assert " ".join(row) == "busy 100 1 2 1 1,000 500 3,000 75.0 % 50.0 ms 95.0 ms"
+    (row,) = [line.split() for line in lines if line.startswith("  (no name)")]
+    assert row[-7:] == ["1,000", "25.0", "%", "7.0", "ms", "7.0", "ms"]
+
+
+def test_a_log_without_tenants_tells_nothing_of_them(log: Path) -> None:
+    summary = summarise(write(log, finished(1), finished(2)))
+    assert [one.finished for one in summary.tenants] == [2]
+    assert "tenants" not in render(summary)
+
+
+def test_of_many_tenants_those_that_were_given_most_are_shown(log: Path) -> None:
+    lines = (finished(n, tenant=f"t{n:02}", charged_tokens=n) for n in range(1, 31))
+    summary = summarise(write(log, *lines))
+    text = render(summary)
+    assert len(summary.tenants) == 30
+    assert "  t30" in text and "  t11" in text and "  t10" not in text
+    assert f"10 others, charged {sum(range(1, 11))} together" in text
