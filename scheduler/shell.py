@@ -5,7 +5,6 @@ plan, and carries it out; sends never wait. What a send finds out (a peer that i
 too slowly) becomes an event of the next turn.
 """
 
-import hashlib
 import random
 from collections.abc import Callable
 from typing import assert_never
@@ -32,7 +31,6 @@ from tidegate.ipc.protocol import (
     SchedulerToClient,
     SchedulerToWorker,
     Start,
-    StreamId,
     Submit,
     Usage,
     WhyWaiting,
@@ -40,9 +38,7 @@ from tidegate.ipc.protocol import (
     decode_from_client,
     encode,
 )
-from tidegate.kvcache.unit_hashes import unit_hashes
-from tidegate.kvcache.units import unit_tokens
-from tidegate.scheduler.client_desk import answer_why, check_submit, with_seed
+from tidegate.scheduler.client_desk import answer_why
 from tidegate.scheduler.commands import (
     AcceptRequest,
     Command,
@@ -55,15 +51,13 @@ from tidegate.scheduler.commands import (
     StartRow,
 )
 from tidegate.scheduler.core import Core
-from tidegate.scheduler.events import Cancelled, ClientGone, ClientId, Event, Submitted
+from tidegate.scheduler.events import Cancelled, ClientGone, Event
+from tidegate.scheduler.intake import Intake, client_id
 from tidegate.scheduler.link import Link, SendOutcome
 from tidegate.scheduler.outgoing import Outgoing
 from tidegate.scheduler.status import status_of
 from tidegate.scheduler.streams import TOKEN_BYTES, Stream, Streams
 from tidegate.scheduler.worker_desk import Turn, WorkerDesk
-
-SEED_MAX = 2**63 - 1
-CLIENT_ID_BYTES = 8
 
 
 class ShellSettings(msgspec.Struct, frozen=True):
@@ -89,7 +83,7 @@ class Shell:
         cache_secret: bytes,
         on_fence: Callable[[WorkerId, int], None] | None = None,
     ) -> None:
-        """`cache_secret` keys the hashes of prompts, so that they tell nothing of them.
+        """For `epoch`, `seeds` and `cache_secret` see `Intake`.
 
         `on_fence` is called with each worker that is closed for want of progress, and the
         number of its process, which may live on.
@@ -100,18 +94,16 @@ class Shell:
         self._log = log
         self._settings = settings
         self._epoch = epoch
-        self._seeds = seeds
-        self._cache_secret = cache_secret
         self._on_fence = on_fence
         self._desk = WorkerDesk(epoch, settings.report_interval_ms, log)
         self._streams = Streams()
+        self._intake = Intake(core, self._desk, self._streams, log, epoch, seeds, cache_secret)
         self._outgoing = Outgoing()
         self._worker_frames: list[tuple[bytes, bytes]] = []
         self._client_frames: list[tuple[bytes, bytes]] = []
         self._late: list[Event] = []  # Found out while commands were carried out.
         self._reports: list[Turn] = []  # Those of the turn, with their tokens.
         self._questions: list[tuple[bytes, RequestId]] = []  # The turn's `WhyWaiting`.
-        self._next_stream = 0
         self._wake = trio.Event()
         self._turned = trio.Event()
 
@@ -213,7 +205,9 @@ class Shell:
             case GetStatus():
                 self._reply(peer, status_of(self._core, self._desk.card, self._epoch))
             case Submit():
-                self._submit(peer, message, now)
+                refused = self._intake.submit(peer, message, now)
+                if refused is not None:
+                    self._reply(peer, refused)
             case Cancel():
                 stream = self._streams.of_client(peer, message.request_id)
                 if stream is not None:
@@ -224,68 +218,6 @@ class Shell:
                 self._questions.append((peer, message.request_id))
             case _:
                 assert_never(message)
-
-    def _submit(self, peer: bytes, submit: Submit, now: int) -> None:
-        refused = check_submit(submit, self._desk.card)
-        if self._streams.of_client(peer, submit.request_id) is not None:
-            text = "a request with this request_id is running on this connection"
-            refused = Refused(submit.request_id, 409, "duplicate_request_id", text)
-        self._next_stream += 1
-        request_id = RequestId(f"{self._epoch}-{self._next_stream}")
-        self._log.info(
-            LogEvent.REQUEST_RECEIVED,
-            request_id=request_id,
-            client=client_id(peer),
-            client_request_id=submit.request_id,
-            prompt_tokens=len(submit.prompt) // TOKEN_BYTES,
-            max_tokens=submit.max_tokens,
-            tenant=submit.tenant,
-        )
-        if refused is not None:
-            self._log.info(
-                LogEvent.REQUEST_REFUSED,
-                request_id=request_id,
-                status=refused.status,
-                code=refused.code,
-                text=refused.text,
-                tenant=submit.tenant,
-            )
-            self._reply(peer, refused)
-            return
-        seed = self._seeds.randint(0, SEED_MAX) if submit.seed is None else submit.seed
-        stream = Stream(
-            request_id,
-            StreamId(self._next_stream),
-            peer,
-            submit,
-            with_seed(submit.sampling, seed),
-        )
-        self._streams.add(stream)
-        prompt_tokens = len(submit.prompt) // TOKEN_BYTES
-        # A prompt that is refused is not worth the work of hashing it.
-        is_overloaded = self._core.find_overload(submit.tenant, prompt_tokens, now) is not None
-        self._core.apply(
-            Submitted(
-                request_id,
-                client_id(peer),
-                prompt_tokens,
-                submit.max_tokens,
-                submit.priority,
-                submit.timeout_ms,
-                () if is_overloaded else self._unit_hashes(submit),
-                submit.tenant,
-                submit.total_timeout_ms,
-            ),
-            now,
-        )
-
-    def _unit_hashes(self, submit: Submit) -> tuple[bytes, ...]:
-        """By which the prefix cache knows the prompt; those of two tenants are never equal."""
-        layout = self._desk.layout
-        if layout is None or not self._core.fleet.settings.prefix_cache:
-            return ()
-        salt = encode((self._cache_secret, submit.tenant, submit.cache_salt))
-        return unit_hashes(submit.prompt, unit_tokens(layout), salt)
 
     # --- Commands ---
 
@@ -406,14 +338,6 @@ def refused_message(stream: Stream, command: RefuseRequest) -> Refused:
         command.worker,
         command.retry_after_ms,
     )
-
-
-def client_id(peer: bytes) -> ClientId:
-    """A connection's name in the core and in logs.
-
-    Its identity itself is a secret: whoever has it can take the connection over.
-    """
-    return ClientId(hashlib.blake2b(peer, digest_size=CLIENT_ID_BYTES).hexdigest())
 
 
 def now_us() -> int:
