@@ -22,6 +22,7 @@ STEPS_WITHOUT_WINDOW = 4  # Decode steps where all layers read everything.
 # Of our error in bfloat16, as a multiple of the reference's: root mean squares. Where experts
 # are chosen, near ties go either way.
 BFLOAT16_ERROR_MAX = 2.5
+EDGES_MAX = 8  # Of a group: so many of its first, and so many of its last.
 NEAR = (-2, -1, 0, 1)  # From the first length past an edge: two on each side of it.
 
 
@@ -282,18 +283,21 @@ def reach(layout: Layout) -> int:
 
 def offsets(layout: Layout) -> list[int]:
     """Two lengths on each side of every edge of a page, and of what is still needed, up to two
-    pages past the place from which on the oldest positions are forgotten.
+    pages past the place from which on the oldest positions are forgotten. Of a group with
+    many edges, the first and the last ones.
     """
     end = reach(layout) + 2 * max(group.page_tokens for group in layout.groups) + 1
 
-    def pages(length: int) -> list[tuple[object, ...]]:
-        return [
-            (*needed_pages(group, Tokens(length)), group.first_needed(Tokens(length)) > 0)
-            for group in layout.groups
-        ]
+    def pages(group: Group, length: int) -> tuple[object, ...]:
+        first = group.first_needed(Tokens(length))
+        return (*needed_pages(group, Tokens(length)), first > 0)
 
-    edges = [n for n in range(1, end) if pages(n) != pages(n - 1)]
-    return sorted({n + d for n in edges for d in NEAR if n + d >= 1})
+    lengths: set[int] = set()
+    for group in layout.groups:
+        edges = [n for n in range(1, end) if pages(group, n) != pages(group, n - 1)]
+        kept = {*edges[:EDGES_MAX], *edges[-EDGES_MAX:]}
+        lengths |= {n + d for n in kept for d in NEAR if n + d >= 1}
+    return sorted(lengths)
 
 
 def holds_an_entry(group: Group, index: int, length: int) -> bool:

@@ -26,7 +26,7 @@ from tidegate.kvcache.layout import Layout
 from tidegate.kvcache.page_store import TORCH_DTYPES
 
 DIFFERENCE_MAX = 2e-4  # Of a logit, from the reference's, in float32.
-PAGE_COUNT = 3000
+PAGE_COUNT = 3000  # Of each group, unless a case says otherwise.
 SHARD_COUNT_MIN = 2
 
 
@@ -42,6 +42,7 @@ class TinyCase:
     config: Callable[[], Any]
     page_tokens: int
     seed: int = 0
+    page_count: int = PAGE_COUNT
 
     def __str__(self) -> str:
         return self.name
@@ -56,12 +57,13 @@ class FamilyModels:
     layout: Layout
     reference: Any
     device: str
+    page_count: int
     _expected: dict[tuple[int, ...], torch.Tensor] = field(
         default_factory=dict[tuple[int, ...], torch.Tensor]
     )
 
     def pool(self, seed: int) -> PagedRows:
-        return PagedRows(self.model, self.layout, PAGE_COUNT, self.device, seed)
+        return PagedRows(self.model, self.layout, self.page_count, self.device, seed)
 
     def tokens(self, count: int, seed: int) -> list[int]:
         return random.Random(seed).choices(range(self.config.vocab_size), k=count)
@@ -125,4 +127,6 @@ def load(case: TinyCase, dtype: str = "float32", device: str = "cpu") -> FamilyM
         model = build_model(checkpoint.config, weights, device, dtype)
         assert not weights, f"weights that the model did not take: {list(weights)}"
         layout = layout_for(checkpoint.config, case.page_tokens, dtype)
-        return FamilyModels(checkpoint.config, model, layout, reference.eval(), device)
+        return FamilyModels(
+            checkpoint.config, model, layout, reference.eval(), device, case.page_count
+        )
