@@ -19,6 +19,7 @@ class Ending(Enum):
     COMPLETE = "complete"
     REFUSED = "refused"  # At once, at the door.
     TIMED_OUT = "timed_out"  # In the queue: it never had a row.
+    GIVEN_UP = "given_up"  # It could not make its client's own deadline, and ended for that.
     HUNG = "hung"  # It had a row and pages, made no progress, and timed out.
     ERROR = "error"
 
@@ -75,6 +76,7 @@ class Score(msgspec.Struct, frozen=True):
     late_tpot: int
     refused: int
     timed_out: int
+    given_up: int
     hung: int
     errors: int
     preemptions: int
@@ -104,6 +106,7 @@ def score(fates: Sequence[Fate], limits: Limits) -> Score:
         late_tpot=len(complete) - met - late_ttft,
         refused=ended(Ending.REFUSED),
         timed_out=ended(Ending.TIMED_OUT),
+        given_up=ended(Ending.GIVEN_UP),
         hung=ended(Ending.HUNG),
         errors=ended(Ending.ERROR),
         preemptions=sum(fate.preemption_count for fate in fates),

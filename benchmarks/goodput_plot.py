@@ -1,6 +1,6 @@
 """Draws the curves of the goodput benchmark into one SVG file.
 
-python benchmarks/goodput_plot.py RESULTS.json OUT.svg     # from a file of results
+It takes files of results, and the file to draw: goodput_plot.py RESULTS.json [...] OUT.svg
 """
 
 # matplotlib's own types leave the keyword arguments of its methods open.
@@ -91,10 +91,13 @@ def speed_text(speed: float, _: int | None = None) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit((__doc__ or "").strip())
-    source, target = map(Path, sys.argv[1:])
-    draw(msgspec.json.decode(source.read_bytes(), type=Results), target)
+    *sources, target = map(Path, sys.argv[1:])
+    found = [msgspec.json.decode(path.read_bytes(), type=Results) for path in sources]
+    for other in found[1:]:
+        found[0].traces += other.traces
+    draw(found[0], target)
 
 
 if __name__ == "__main__":

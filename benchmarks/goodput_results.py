@@ -82,7 +82,7 @@ def print_trace(result: TraceResult, tpot_ms: float) -> None:
         print(f"{curve.fleet:11}{curve.door:25}{shown:>11}  {goodputs}")
     print(
         f"{'fleet':11}{'door':25}{'speed':>6}{'goodput':>9}{'late':>6}{'slow':>6}{'refused':>9}"
-        f"{'timed out':>11}{'hung':>6}{'preempted':>11}{'TTFT p50, p99 ms':>20}"
+        f"{'timed out':>11}{'given up':>10}{'hung':>6}{'preempted':>11}{'TTFT p50, p99 ms':>20}"
         f"{'TPOT p50, p99 ms':>18}"
     )
     for curve in result.curves:
@@ -91,7 +91,7 @@ def print_trace(result: TraceResult, tpot_ms: float) -> None:
             print(
                 f"{curve.fleet:11}{curve.door:25}{point.speed:5g}x{found.goodput:9.1%}"
                 f"{found.late_ttft:6}{found.late_tpot:6}{found.refused:9}{found.timed_out:11}"
-                f"{found.hung:6}{found.preemptions:11}"
+                f"{found.given_up:10}{found.hung:6}{found.preemptions:11}"
                 f"{found.ttft_ms_p50:11.0f}{found.ttft_ms_p99:9.0f}"
                 f"{found.tpot_ms_p50:10.2f}{found.tpot_ms_p99:8.2f}"
             )

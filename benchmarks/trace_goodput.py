@@ -74,7 +74,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 KINDS = {
     ".csv": Kind(96, 16, 1000.0, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
-    ".jsonl": Kind(768, 64, 5000.0, (1, 2, 3, 4, 5, 6, 8, 12, 16)),
+    ".jsonl": Kind(768, 64, 5000.0, (1, 2, 3, 4, 5, 6, 8, 12)),
 }
 
 
@@ -171,8 +171,9 @@ def run_curve(
         points.append(Point(speed, found, max(run.busy_share.values())))
         print(
             f"{fleet:10} {door:24} {speed:5g}x  goodput {found.goodput:6.1%}  "
-            f"refused {found.refused}, hung {found.hung}, timed out {found.timed_out}, "
-            f"preempted {found.preemptions}  ({time.monotonic() - begin:.1f} s)",
+            f"refused {found.refused}, timed out {found.timed_out}, given up "
+            f"{found.given_up}, hung {found.hung}, preempted {found.preemptions}  "
+            f"({time.monotonic() - begin:.1f} s)",
             file=sys.stderr,
             flush=True,
         )

@@ -28,6 +28,8 @@ from tidegate.scheduler.commands import (
 from tidegate.scheduler.events import ClientId, Reported, Submitted, WorkerJoined
 from timed_worker import Pull, Sampled, TimedWorker
 
+OWN_TIMEOUT = "its own timeout"  # In the text of an end for a client's own deadline.
+
 
 class FleetError(Exception):
     """The policy did what cannot be, or came to no end."""
@@ -198,7 +200,9 @@ class VirtualFleet:
     def _finish(self, command: FinishRequest) -> None:
         self._last_us = self._now_us
         fate = self._fate(command.request_id)
-        if command.reason is EndReason.TIMEOUT:
+        if command.reason is EndReason.TIMEOUT and OWN_TIMEOUT in command.text:
+            fate.ending = Ending.GIVEN_UP
+        elif command.reason is EndReason.TIMEOUT:
             fate.ending = Ending.HUNG if fate.has_begun else Ending.TIMED_OUT
         elif command.reason is EndReason.LENGTH:
             fate.ending = Ending.COMPLETE

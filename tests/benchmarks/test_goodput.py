@@ -48,13 +48,15 @@ def test_a_score_counts_each_request_once() -> None:
         Fate(0, 5, ending=Ending.TIMED_OUT),
         fate(ending=Ending.HUNG, token_count=2),
         fate(ending=Ending.ERROR),
+        fate(ending=Ending.GIVEN_UP, token_count=0),
         fate(),
     ]
     fates[0].preemption_count = 3
     found = score(fates, LIMITS)
-    assert found.goodput == 2 / 8 and found.count == 8
+    assert found.goodput == 2 / 9 and found.count == 9
     assert (found.late_ttft, found.late_tpot) == (1, 1)
-    assert (found.refused, found.timed_out, found.hung, found.errors) == (1, 1, 1, 1)
+    assert (found.refused, found.timed_out, found.given_up) == (1, 1, 1)
+    assert (found.hung, found.errors) == (1, 1)
     assert found.preemptions == 3
     assert found.ttft_ms_p50 == 1.0 and found.ttft_ms_p99 == 2.0
 

@@ -33,7 +33,7 @@ def azure_trace(folder: Path) -> Path:
 
 
 def make_score(goodput: float) -> Score:
-    return Score(goodput, 100, 0, 0, 0, 0, 0, 0, 0, 1.0, 2.0, 0.5, 0.75)
+    return Score(goodput, 100, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, 2.0, 0.5, 0.75)
 
 
 def make_results() -> Results:

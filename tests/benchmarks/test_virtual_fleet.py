@@ -49,9 +49,9 @@ def test_speed_moves_arrivals_and_nothing_else() -> None:
     assert (slow.ttft_us, slow.tpot_us) == (fast.ttft_us, fast.tpot_us)
 
 
-def test_what_never_fits_is_refused_and_what_comes_too_late_is_timed_out() -> None:
+def test_what_never_fits_is_refused_and_what_would_come_too_late_is_given_up() -> None:
     requests = (0, 1000, 1), *((n, 100, 20) for n in range(8))
     found = run(core(), workers([Role.BOTH], 32, 16), *requests, timeout_ms=4)
     endings = [fate.ending for fate in found.fates]
     assert endings[:2] == [Ending.REFUSED, Ending.COMPLETE]
-    assert endings[-1] is Ending.TIMED_OUT
+    assert endings[-1] is Ending.GIVEN_UP
