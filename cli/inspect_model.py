@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             workers,
             outputs_of(arguments),
             has_weights=checkpoint.has_weights,
+            notes=checkpoint.notes,
         )
     except (CheckpointError, LayoutError, SettingError, SizeError) as error:
         fail(arguments.parser.prog, str(error))

@@ -73,7 +73,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints. `layers_without_kv` read what an earlier layer keeps.
 
     `plan` is what `tidegate plan --json` prints; it is None, and there is nothing to refuse,
-    where no memory is given.
+    where no memory is given. `notes` say what is out of the way in how the checkpoint is read.
     """
 
     model: str
@@ -82,6 +82,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     vocab_size: int
     has_weights: bool
+    notes: tuple[str, ...]
     dtype: str
     swa_only_transfer: bool | None
     reason: str
@@ -99,6 +100,7 @@ def inspect(
     max_tokens: Sequence[int],
     *,
     has_weights: bool,
+    notes: Sequence[str] = (),
 ) -> Inspection:
     """The facts of a model, with pools of workers of these settings if they say how large.
 
@@ -118,6 +120,7 @@ def inspect(
         context=config.context,
         vocab_size=config.vocab_size,
         has_weights=has_weights,
+        notes=tuple(notes),
         dtype=first.dtype,
         swa_only_transfer=layout.swa_only_transfer,
         reason=flag_reason(config.family, layout),

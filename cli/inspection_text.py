@@ -21,6 +21,7 @@ def render(found: Inspection) -> str:
     """For a terminal."""
     sections = [
         _title_lines(found),
+        [line for note in found.notes for line in wrapped(f"note: {note}")],
         _layout_lines(found),
         _fixed_lines(found.groups),
         _declared_lines(found),

@@ -268,6 +268,18 @@ def test_the_document_shows_what_the_command_prints(
         assert capsys.readouterr().out.strip() == output.strip()
 
 
+def test_how_a_file_of_mistral_is_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
+    assert inspection(capsys, str(folder)).notes == ()
+    fields = {"general.name": "Mistral-7B-v0.1"}
+    path = make_tiny_gguf(tmp_path / "mistral.gguf", folder, fields=fields)
+    (note,) = inspection(capsys, str(path)).notes
+    assert f"note: {note}" in words(capsys, str(path))
+    assert "do not tell of a window" in note
+
+
 def test_an_inspection_loads_no_weights_and_no_torch(tmp_path: Path) -> None:
     arguments = ["inspect", make_folder(tmp_path, GEMMA4), "--kv-memory", "1GiB"]
     script = (
