@@ -53,6 +53,13 @@ class HeldPages:
         self._buffer[self._end : self._end + len(ids)] = ids
         self._end += len(ids)
 
+    def forget_beyond(self, position: Tokens) -> int:
+        """Drop the pages that hold only positions from `position` on; returns how many."""
+        keep = max(0, self._group.pages(position) - self._first_page)
+        dropped = max(0, self._end - self._start - keep)
+        self._end -= dropped
+        return dropped
+
     def forget_below(self, position: Tokens) -> None:
         """Drop the pages that lie wholly below `first_needed(position)`."""
         keep_from = self._group.page_of(self._group.first_needed(position))

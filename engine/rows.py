@@ -7,9 +7,10 @@ A row's life:
    *decodes*: every launch feeds that token. Otherwise it waits for `Chunk`s.
 2. A `Chunk` feeds the known tokens up to `until`. One that samples makes token
    `output_index`, with which the row decodes from then on.
-3. A row that decodes feeds position q if q is below its limit and its pages cover q in every
-   group. Without a page it is *starved*, and sits out.
-4. After a sampled token it ends at an end token, a stop id or its limit. `Stop` forgets it
+3. A row that decodes feeds position q if its pages cover q in every group. Without a page it
+   is *starved*, and sits out. It sits out, too, from the position on that a `Limit` names,
+   until another one lets it go on.
+4. After a sampled token it ends at an end token, a stop id or its own limit. `Stop` forgets it
    at any time; so does a fault.
 
 An operation that no correct scheduler sends costs that row a fault; the others go on. One
@@ -35,13 +36,15 @@ from tidegate.ipc.protocol import (
     Sampling,
     Start,
     Stop,
+    Trim,
+    Trimmed,
     unpack_ids,
 )
 from tidegate.kvcache.layout import Layout, Tokens
 
 CHUNKS_WAITING_MAX = 64
 
-RowOperation = Start | Chunk | Grow | Limit | Stop
+RowOperation = Start | Chunk | Grow | Limit | Trim | Stop
 
 
 class RowFault(msgspec.Struct, frozen=True):
@@ -92,6 +95,7 @@ class RowState:
         self.known = known
         self.output_index = start.output_index
         self.limit = start.limit
+        self.sits_out_at = start.limit
         self.pages = pages
         self.sampling = start.sampling
         self.stop_ids = frozenset(unpack_ids(start.stop_ids))
@@ -130,7 +134,7 @@ class RowTable:
         self._eos_ids = frozenset(eos_ids)
         self._rows: dict[Row, RowState] = {}
         self._faults: list[RowFault] = []
-        self._ended: list[RowEnd] = []
+        self._trimmed: list[Trimmed] = []
         self.ignored_count = 0
 
     def __len__(self) -> int:
@@ -156,6 +160,8 @@ class RowTable:
                     self._grow(state, operation)
                 case Limit():
                     self._set_limit(state, operation)
+                case Trim():
+                    self._trim(state, operation)
                 case Stop():
                     del self._rows[operation.row]
         except BadOperation as error:
@@ -173,9 +179,11 @@ class RowTable:
                 feed = self._feed_chunk(state, state.chunks[0])
                 if feed is not None:
                     feeds.append(feed)
-            elif state.decodes and state.covered_to > state.position:
+            elif not state.decodes or state.position >= state.sits_out_at:
+                continue
+            elif state.covered_to > state.position:
                 feeds.append(_feed(state, state.position + 1, sample=True, is_chunk=False))
-            elif state.decodes:
+            else:
                 starved.append(state.row)
         return Launch(tuple(feeds), tuple(starved))
 
@@ -211,15 +219,20 @@ class RowTable:
         state = self._rows.pop(row)
         self._faults.append(RowFault(row, state.request_id, kind, text))
 
+    @property
+    def has_news(self) -> bool:
+        """There is a fault to take, or something that a row has given up."""
+        return bool(self._faults or self._trimmed)
+
     def take_faults(self) -> tuple[RowFault, ...]:
         """The faults since the last call."""
         faults, self._faults = tuple(self._faults), []
         return faults
 
-    def take_ended(self) -> tuple[RowEnd, ...]:
-        """Rows that ended because their limit was lowered, since the last call."""
-        ended, self._ended = tuple(self._ended), []
-        return ended
+    def take_trimmed(self) -> tuple[Trimmed, ...]:
+        """What rows have given up since the last call."""
+        trimmed, self._trimmed = tuple(self._trimmed), []
+        return trimmed
 
     def _start(self, start: Start) -> None:
         try:
@@ -262,10 +275,13 @@ class RowTable:
         state.pages[grow.group].append(checked_ids(grow.ids, self._page_counts[grow.group]))
 
     def _set_limit(self, state: RowState, limit: Limit) -> None:
-        state.limit = limit.limit
-        if state.decodes and not state.chunks and state.position >= state.limit:
-            del self._rows[state.row]
-            self._ended.append(RowEnd(state.row, EndReason.LENGTH))
+        state.sits_out_at = limit.limit
+
+    def _trim(self, state: RowState, trim: Trim) -> None:
+        waiting = state.chunks[-1].until if state.chunks else 0
+        keep_to = Tokens(max(trim.until, state.position + 1, waiting))
+        counts = tuple(pages.forget_beyond(keep_to) for pages in state.pages)
+        self._trimmed.append(Trimmed(state.row, counts))
 
     def _feed_chunk(self, state: RowState, chunk: Chunk) -> Feed | None:
         """None, and a fault, for a chunk that goes beyond the row's pages or its limit."""

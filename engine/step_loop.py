@@ -3,7 +3,9 @@
 1. All frames that have arrived are taken. A plan's operations are applied in their order:
    rows change, pages are pulled, all before the next launch.
 2. One launch runs everything that is ready.
-3. A report tells what it did. A plan is answered at once even if nothing was ready.
+3. A report tells what it did. A plan is answered at once even if nothing was ready. Launches
+   that follow one another within `REPORT_INTERVAL_S_MIN` share a report, unless it tells of an
+   end, a chunk, a pull or a fault.
 4. With nothing ready the loop waits for a frame, and reports now and then to show that it
    lives. It never spins.
 
@@ -13,13 +15,15 @@ then, and what the plan withdrew is free: `completed` equals `applied`.
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NoReturn, assert_never
 
 from tidegate.engine.failures import LinkBroken, WorkerRejected
+from tidegate.engine.gathering import Gathered
 from tidegate.engine.joining import WorkerLink, decode_frame
 from tidegate.engine.row_start import BadOperation, checked_ids
 from tidegate.engine.rows import RowTable
-from tidegate.engine.runner import LaunchResult, Runner
+from tidegate.engine.runner import Runner
 from tidegate.ipc.log import Log
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
@@ -38,9 +42,9 @@ from tidegate.ipc.protocol import (
     Report,
     RequestId,
     Row,
-    RowEnd,
     Start,
     Stop,
+    Trim,
     Welcome,
     WorkerRefused,
     encode,
@@ -49,7 +53,8 @@ from tidegate.ipc.protocol import (
 from tidegate.ipc.transport.interface import PageTransport
 from tidegate.kvcache.page_store import PageStore
 
-_NOTHING_RAN = LaunchResult((), (), (), (), (), 0, 0, 0)
+# A launch that takes longer has a report of its own.
+REPORT_INTERVAL_S_MIN = 0.002
 
 
 class StepLoop:
@@ -78,8 +83,9 @@ class StepLoop:
         self._launch = 0
         self._owes_answer = False
         self._fetched: list[FetchResult] = []
+        self._gathered = Gathered()
         self._requests: dict[Row, RequestId] = {}  # Of the rows that are alive, for the log.
-        self._report_at = clock() + welcome.report_interval_ms / 1000
+        self._reported_at = clock()
 
     def run(self, frames: Sequence[bytes] = ()) -> NoReturn:
         """Loop until an exception ends it; `frames` are those that have arrived already.
@@ -108,13 +114,27 @@ class StepLoop:
                 starved=len(result.starved),
                 busy_us=result.busy_us,
             )
-        is_news = result.row_count > 0 or self._owes_answer
-        if is_news or self._clock() >= self._report_at:
-            self._report(result)
+        self._gathered.add(result)
+        if self._must_report(is_pausing=not result.row_count):
+            self._report()
         if not result.row_count:
-            wait_s = max(0.0, self._report_at - self._clock())
+            wait_s = max(0.0, self._reported_at + self._report_interval_s - self._clock())
             # Rounded up: a wait of less than it takes would make the loop spin.
             self._link.poll(int(wait_s * 1000) + 1)
+
+    @property
+    def _report_interval_s(self) -> float:
+        """An idle worker shows at least so often that it lives."""
+        return self._welcome.report_interval_ms / 1000
+
+    def _must_report(self, *, is_pausing: bool) -> bool:
+        since_s = self._clock() - self._reported_at
+        if since_s >= self._report_interval_s:
+            return True
+        if self._gathered.is_urgent or self._table.has_news:
+            return True
+        has_news = self._owes_answer or not self._gathered.is_empty
+        return has_news and (is_pausing or since_s >= REPORT_INTERVAL_S_MIN)
 
     def _take(self, frames: Sequence[bytes]) -> None:
         for frame in frames:
@@ -137,7 +157,7 @@ class StepLoop:
         self._owes_answer = True
         if self._fetched:
             # The scheduler can go on with them while this launch runs.
-            self._report(_NOTHING_RAN)
+            self._report()
 
     def _apply_operation(self, operation: Operation) -> None:
         match operation:
@@ -156,7 +176,7 @@ class StepLoop:
                 if operation.row in self._table:
                     self._log_end(operation.row, "stopped")
                 self._table.apply(operation)
-            case Chunk() | Grow() | Limit():
+            case Chunk() | Grow() | Limit() | Trim():
                 self._table.apply(operation)
             case Fetch():
                 self._fetch(operation)
@@ -194,7 +214,8 @@ class StepLoop:
         except BadOperation as error:
             self._log.error(LogEvent.INTERNAL_ERROR, operation="poison", text=str(error))
 
-    def _report(self, result: LaunchResult) -> None:
+    def _report(self) -> None:
+        gathered, self._gathered = self._gathered, Gathered()
         for fault in self._table.take_faults():
             self._requests.pop(fault.row, None)
             self._log.error(
@@ -205,26 +226,26 @@ class StepLoop:
                 text=fault.text,
             )
             self._link.send(encode(Fault(fault.row, fault.request_id, fault.kind, fault.text)))
-        ended: tuple[RowEnd, ...] = (*self._table.take_ended(), *result.ended)
-        for end in ended:
+        for end in gathered.ended:
             self._log_end(end.row, end.reason.value)
         report = Report(
             applied=self._applied,
             completed=self._applied,
             launch=self._launch,
-            rows=pack_ids(result.rows),
-            counts=pack_ids([1] * len(result.rows)),
-            tokens=pack_ids(result.tokens),
-            ended=ended,
-            chunks=result.chunks,
+            rows=pack_ids(gathered.tokens),
+            counts=pack_ids(map(len, gathered.tokens.values())),
+            tokens=pack_ids(chain.from_iterable(gathered.tokens.values())),
+            ended=tuple(gathered.ended),
+            chunks=tuple(gathered.chunks),
             fetched=tuple(self._fetched),
-            starved=pack_ids(result.starved),
-            busy_us=result.busy_us,
+            starved=pack_ids(gathered.starved),
+            busy_us=gathered.busy_us,
+            trimmed=self._table.take_trimmed(),
         )
         self._link.send(encode(report))
         self._fetched = []
         self._owes_answer = False
-        self._report_at = self._clock() + self._welcome.report_interval_ms / 1000
+        self._reported_at = self._clock()
 
     def _log_end(self, row: Row, reason: str) -> None:
         request_id = self._requests.pop(row)

@@ -168,6 +168,13 @@ class ChunkDone(Part, frozen=True):
     until: int
 
 
+class Trimmed(Part, frozen=True):
+    """The row has given up the last `page_counts[g]` pages of its table of group g."""
+
+    row: Row
+    page_counts: tuple[int, ...]
+
+
 class Usage(Part, frozen=True):
     prompt_tokens: int
     cached_tokens: int
@@ -252,10 +259,24 @@ class Grow(Part, frozen=True, tag=True):
 
 
 class Limit(Part, frozen=True, tag=True):
-    """Change the row's limit."""
+    """The row decodes no position from `limit` on, but sits out, until another `Limit` comes.
+
+    It ends at the limit of its `Start` as ever.
+    """
 
     row: Row
     limit: int
+
+
+class Trim(Part, frozen=True, tag=True):
+    """Give up the row's pages that no launch has fed and that hold nothing below `until`.
+
+    It keeps a page for the position that it feeds next. `Report.trimmed` tells what it gave up,
+    be it nothing; a row that has ended by itself tells nothing.
+    """
+
+    row: Row
+    until: int
 
 
 class Stop(Part, frozen=True, tag=True):
@@ -300,7 +321,7 @@ class Poison(Part, frozen=True, tag=True):
     ids: bytes
 
 
-Operation = Start | Chunk | Grow | Limit | Stop | Fetch | Peer | PeerGone | Poison
+Operation = Start | Chunk | Grow | Limit | Trim | Stop | Fetch | Peer | PeerGone | Poison
 
 
 class Welcome(Message, frozen=True):
@@ -364,6 +385,7 @@ class Report(Message, frozen=True):
     fetched: tuple[FetchResult, ...]
     starved: bytes  # Rows that sat out for want of pages.
     busy_us: int
+    trimmed: tuple[Trimmed, ...] = ()
 
 
 class Fault(Message, frozen=True):

@@ -6,9 +6,10 @@ holds beyond its reserve is *surplus*, taken only from pages that are promised t
 holding that stays within its reserve never waits, and what admission counts as available
 can be obtained by the same call.
 
-Pages leave a holding in two ways. Below `first_needed` of a settled position they are free
-at once: no launch in flight reads or writes them. Otherwise they *drain* until the worker's
-`completed` has reached the plan that withdrew them.
+Pages leave a holding in three ways. Below `first_needed` of a settled position they are free
+at once: no launch in flight reads or writes them. So are the last ones of a row whose worker
+has said that it has fed nothing of them and will not: they are *shed*. Otherwise they *drain*
+until the worker's `completed` has reached the plan that withdrew them.
 
 With a prefix cache, a row goes like this:
 
@@ -30,7 +31,8 @@ launches of a withdrawn row may still read the page, nobody pays.
 from collections import deque
 from collections.abc import Sequence
 
-from tidegate.kvcache.layout import Group, Layout, PageId, Pages, Tokens
+from tidegate.kvcache.drained import Drained
+from tidegate.kvcache.layout import Layout, PageId, Pages, Tokens
 from tidegate.kvcache.page_table import PageTable
 from tidegate.kvcache.pool import HoldingId, PagePool
 from tidegate.kvcache.prefix_cache import PrefixCache
@@ -116,6 +118,10 @@ class Books:
         """Pages that are free, or idle in the cache, and promised to nobody."""
         pool = self.pools[group]
         return Pages(pool.free_count + pool.idle_count - self._promised[group])
+
+    def all_available(self) -> list[Pages]:
+        """`available` of each group."""
+        return [self.available(group) for group in range(len(self.pools))]
 
     def find(
         self, chain: Sequence[UnitHash], prompt: Tokens, *, keeps_windows: bool
@@ -224,6 +230,21 @@ class Books:
             first = group.first_needed(settled)
             if first > 0:
                 self._give_back(holding, index, first)
+
+    def next_reclaim(self, holding: Holding) -> Tokens | None:
+        """The lowest position that gives a page back once it is settled; None if none does."""
+        past = [
+            group.first_past(table.first_page_end)
+            for group, table in zip(self.layout.groups, holding.tables, strict=True)
+        ]
+        return min((position for position in past if position is not None), default=None)
+
+    def shed(self, holding: Holding, group: int, count: Pages) -> None:
+        """Free the last pages of the holding, which no launch has fed nor will feed."""
+        before = holding.promised(group)
+        pages = holding.tables[group].drop_last(count)
+        self.pools[group].give_back(pages, holding.holding_id)
+        self._promised[group] += holding.promised(group) - before
 
     def lower(self, holding: Holding, reserve: Sequence[Pages]) -> None:
         """Promise less from now on. Pages beyond the new reserve become surplus."""
@@ -370,22 +391,3 @@ class Books:
         if holding_id is not None:
             self._holdings[holding_id].unpaid[group] += change
             self._promised[group] += change
-
-
-class Drained:
-    """What was withdrawn with one plan: for each group pages owned, and pages leased."""
-
-    def __init__(self, plan: int) -> None:
-        self.plan = plan
-        self.owned: list[list[PageId]] = []
-        self.leased: list[list[PageId]] = []
-
-
-def run_starts(
-    groups: Sequence[Group], first_query: Tokens, *, keeps_windows: bool
-) -> tuple[Tokens, ...]:
-    """Where page runs begin for a row whose next query is at `first_query`."""
-    return tuple(
-        Tokens(0) if keeps_windows and group.is_window else group.first_needed(first_query)
-        for group in groups
-    )

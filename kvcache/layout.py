@@ -80,6 +80,11 @@ class Group(msgspec.Struct, frozen=True):
         return isinstance(self.reach, Window)
 
     @property
+    def gives_back(self) -> bool:
+        """Are old pages read no more as a row goes on?"""
+        return not isinstance(self.reach, All)
+
+    @property
     def window_tokens(self) -> Tokens | None:
         """How far back a window group reads, with the query itself; None for other groups."""
         return self.reach.tokens if isinstance(self.reach, Window) else None

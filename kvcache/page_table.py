@@ -4,7 +4,7 @@ Positions are absolute. The pages held are one run: those below it were given ba
 null (there is no entry for them), those above it are not granted yet.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.kvcache.layout import Group, PageId, Pages, Tokens
 
@@ -41,6 +41,11 @@ class PageTable:
         return self._group.start_of(Pages(self._first + 1))
 
     @property
+    def last_page_start(self) -> Tokens:
+        """The first position of the last page; where the next would begin if there is none."""
+        return self._group.start_of(Pages(self._first + max(0, len(self._ids) - 1)))
+
+    @property
     def covered(self) -> Tokens:
         """One past the last position that the run covers."""
         return self._group.start_of(Pages(self._first + len(self._ids)))
@@ -60,6 +65,19 @@ class PageTable:
         self._first = Pages(self._first + count)
         return dropped
 
+    def beyond(self, position: Tokens) -> Pages:
+        """How many pages of the run hold only positions from `position` on."""
+        end = self._first + len(self._ids)
+        return Pages(max(0, end - max(self._first, self._group.pages(position))))
+
+    def drop_last(self, count: Pages) -> tuple[PageId, ...]:
+        """Remove and return the last pages of the run."""
+        assert 0 <= count <= len(self._ids), "more pages than there are"
+        keep = len(self._ids) - count
+        dropped = tuple(self._ids[keep:])
+        del self._ids[keep:]
+        return dropped
+
     def run(self, start: Tokens, end: Tokens) -> tuple[Tokens, tuple[PageId, ...]]:
         """The pages that touch [start, end), and the first position of the first of them."""
         first = self._group.page_of(start)
@@ -77,3 +95,13 @@ class PageTable:
         self._first = Pages(self._first + len(pages))
         self._ids.clear()
         return pages
+
+
+def run_starts(
+    groups: Sequence[Group], first_query: Tokens, *, keeps_windows: bool
+) -> tuple[Tokens, ...]:
+    """Where page runs begin for a row whose next query is at `first_query`."""
+    return tuple(
+        Tokens(0) if keeps_windows and group.is_window else group.first_needed(first_query)
+        for group in groups
+    )

@@ -19,6 +19,7 @@ from tidegate.ipc.protocol import (
     RequestId,
     Row,
     Stop,
+    Trim,
     Usage,
     WorkerId,
 )
@@ -37,7 +38,7 @@ class StartRow(msgspec.Struct, frozen=True):
     pages: tuple[PageRun, ...]
 
 
-PlanOperation = StartRow | Chunk | Grow | Limit | Stop | Fetch | Peer | PeerGone | Poison
+PlanOperation = StartRow | Chunk | Grow | Limit | Trim | Stop | Fetch | Peer | PeerGone | Poison
 
 
 class SendPlan(msgspec.Struct, frozen=True):

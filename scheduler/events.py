@@ -16,6 +16,7 @@ from tidegate.ipc.protocol import (
     Role,
     Row,
     RowEnd,
+    Trimmed,
     WorkerId,
 )
 from tidegate.kvcache.layout import Layout
@@ -61,6 +62,7 @@ class Reported(msgspec.Struct, frozen=True):
     fetched: tuple[FetchResult, ...] = ()
     starved: bytes = b""
     busy_us: int = 0  # How long the launch took; 0 if it is not known.
+    trimmed: tuple[Trimmed, ...] = ()
 
 
 class RowFaulted(msgspec.Struct, frozen=True):

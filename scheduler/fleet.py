@@ -5,9 +5,9 @@ Commands are gathered here, in the order of the decisions, until `Core.plan` ret
 
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, RequestId, Stop, Ticket, Usage, WorkerId
-from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg, Lengths, first_reserves, keeps_windows
 from tidegate.kvcache.layout import All, Pages, Tokens
+from tidegate.kvcache.page_table import run_starts
 from tidegate.kvcache.prefix_row import Hit
 from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
 from tidegate.scheduler.events import ClientId
@@ -29,7 +29,7 @@ class Fleet:
         self.waiting = WaitingQueue(settings.tenant_weights)
         self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
         self.newcomers: list[Request] = []  # Of the two queues, since the last plan.
-        self.due: list[Seat] = []  # Decoding seats whose pages need a look.
+        self._due: list[Seat] = []  # Decoding seats whose pages need a look.
         self.timers = Timers()
         self.begun_tokens = Rate()  # Tokens of the prompts that have left the queue to run.
         self.commands: list[Command] = []
@@ -48,6 +48,18 @@ class Fleet:
     @property
     def waiting_count(self) -> int:
         return len(self.waiting)
+
+    def look_at(self, seat: Seat) -> None:
+        """The pages of a decoding row need a look in the next plan."""
+        if not seat.is_due:
+            seat.is_due = True
+            self._due.append(seat)
+
+    def take_due(self) -> list[Seat]:
+        due, self._due = self._due, []
+        for seat in due:
+            seat.is_due = False
+        return due
 
     def healthy(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if not worker.is_suspect]
@@ -119,6 +131,7 @@ class Fleet:
         worker.books.withdraw(seat.holding, worker.next_seq)
         request.output_count_before = seat.output_count
         worker.rows.release(seat.row)
+        worker.short.pop(seat.row, None)
         del worker.seats[seat.row]
         worker.growing_count -= seat.may_grow
         worker.rows_draining.append((worker.next_seq, seat.row))

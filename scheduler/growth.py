@@ -1,86 +1,143 @@
 """Pages for rows that decode: growth page by page, and who gives way when there are none.
 
-1. A row takes pages for the positions that it may run ahead, as far as they are available.
-2. A row without a page for its next position starves. Pages that drain are waited for.
-3. Otherwise the request of lowest rank on that worker is preempted, which may be the one that
+1. A row takes pages for the positions that it may run ahead, as far as they are available; how
+   far that is, `run_ahead` says.
+2. A row that has fewer tries again when others have become available.
+3. A row without a page for its next position starves. Pages that drain are waited for, and so
+   are those that other rows hold ahead and can give back.
+4. Otherwise the request of lowest rank on that worker is preempted, which may be the one that
    starves: its pages drain, and it waits anew with the tokens that it has brought.
 
-Ranks are fixed when a request is accepted. The request of highest rank on a worker is never
+Ranks are fixed when a request begins. The request of highest rank on a worker is never
 preempted, and alone it always fits: so every round somebody gets to its end.
 """
 
+from collections.abc import Sequence
+
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import Grow, PageRun, pack_ids
-from tidegate.kvcache.layout import Tokens
+from tidegate.kvcache.layout import Pages, Tokens
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.row_arrays import NO_EVENT
-from tidegate.scheduler.state import Request, Seat
+from tidegate.scheduler.run_ahead import lead_of
+from tidegate.scheduler.state import Request, Seat, Worker
+from tidegate.scheduler.surplus import ask_back, is_asked, reclaim_all
 from tidegate.scheduler.wait_records import note_fed, note_starving
+
+STARVING_KEEPS = Tokens(1)  # Positions that rows keep of what they hold ahead.
 
 
 def grow_decoding(fleet: Fleet, now_us: int) -> None:
     """Look at the rows that have come to the end of their pages, in order of rank."""
-    due, fleet.due = fleet.due, []
-    for seat in sorted(due, key=lambda seat: seat.request.rank):
-        if seat.worker.seats.get(seat.row) is not seat or seat.settled < seat.next_event:
-            continue
-        for group, ids in cover_decode(fleet, seat):
-            seat.worker.add(Grow(seat.row, group, ids))
+    starving: dict[Worker, list[Seat]] = {}
+    for seat in sorted(_due(fleet), key=lambda seat: seat.request.rank):
+        _grow(fleet, seat)
+        if seat.is_starving and _is_short_of_old(seat):
+            reclaim_all(seat.worker)
+            _grow(fleet, seat)
         if seat.is_starving:
-            make_room(fleet, seat, now_us)
-            note_starving(fleet, seat)
-            # If it is still here, it is looked at again in the next plan.
-            fleet.due.append(seat)
+            starving.setdefault(seat.worker, []).append(seat)
         else:
             note_fed(fleet, seat)
+    for worker, seats in starving.items():
+        make_room(fleet, worker, seats, now_us)
+        for seat in seats:
+            note_starving(fleet, seat)
+            # If it is still here, it is looked at again in the next plan.
+            fleet.look_at(seat)
+    for worker in fleet.workers.values():
+        if worker.short:
+            worker.pages_seen = worker.books.all_available()
+
+
+def _due(fleet: Fleet) -> list[Seat]:
+    found = [
+        seat
+        for seat in fleet.take_due()
+        if seat.worker.seats.get(seat.row) is seat and seat.settled >= seat.next_event
+    ]
+    for worker in fleet.workers.values():
+        if worker.short:
+            found += [seat for seat in _short_with_room(worker) if seat not in found]
+    return [seat for seat in found if not seat.is_asked_back]
+
+
+def _short_with_room(worker: Worker) -> Sequence[Seat]:
+    """The rows that are short of pages, if more are available than when they last tried."""
+    available = worker.books.all_available()
+    if any(now > before for now, before in zip(available, worker.pages_seen, strict=True)):
+        return tuple(worker.short.values())
+    worker.pages_seen = list(map(min, available, worker.pages_seen))
+    return ()
+
+
+def _grow(fleet: Fleet, seat: Seat) -> None:
+    for group, ids in cover_decode(fleet, seat):
+        seat.worker.add(Grow(seat.row, group, ids))
 
 
 def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
     """Take pages for the positions that a decoding row may feed next; returns what is new.
 
-    Sets `next_event`: the settled position at which the pages no longer cover all that the
-    row may run ahead, or a page is no longer read. Below it nothing is due.
+    Sets `next_event`: the settled position at which the row needs more pages, or a page is no
+    longer read and there is a need of it. Below it nothing is due.
     """
-    books, holding, end = seat.worker.books, seat.holding, seat.lengths.end
-    ahead = fleet.settings.ahead_tokens
-    until = Tokens(min(end, seat.settled + ahead))
+    worker, holding, end, settled = seat.worker, seat.holding, seat.lengths.end, seat.settled
+    lead = lead_of(seat, fleet.settings)
+    until = Tokens(min(end, settled + lead.high))
     new: list[tuple[int, bytes]] = []
-    next_event = end
-    for index, group in enumerate(books.layout.groups):
-        table = holding.tables[index]
-        pages = books.cover(holding, index, until, surplus=True)
+    for index, _ in enumerate(worker.layout.groups):
+        pages = worker.books.cover(holding, index, until, surplus=True)
         if pages:
             new.append((index, pack_ids(pages)))
-        past = group.first_past(table.first_page_end)
-        if past is not None:
-            next_event = min(next_event, past)
-    covered, settled = holding.covered, seat.settled
+    past = None if lead.is_roomy else worker.books.next_reclaim(holding)
+    next_event = end if past is None else min(end, past)
+    covered = holding.covered
+    worker.rows.covered[seat.row] = covered
+    worker.short.pop(seat.row, None)
     if covered <= settled < end or seat.awaits_token:
         # It starves, and is looked at in every plan; or no token has come from here yet.
         next_event = NO_EVENT
-    elif covered < until:
-        next_event = Tokens(settled + 1)  # Pages were short: with its next token.
+    elif covered < min(end, settled + lead.low):
+        worker.short[seat.row] = seat
+        next_event = min(next_event, covered)
     elif covered < end:
-        next_event = min(next_event, Tokens(covered - ahead + 1))
+        next_event = min(next_event, Tokens(covered - lead.low + 1))
     seat.next_event = next_event
     return new
 
 
-def make_room(fleet: Fleet, seat: Seat, now_us: int) -> None:
-    """Have the request of lowest rank on the worker give way, unless pages are on their way."""
-    worker = seat.worker
-    short = [
-        index
-        for index, table in enumerate(seat.holding.tables)
-        if table.covered <= seat.settled
-    ]
-    if all(worker.books.pools[index].draining_count > 0 for index in short):
+def make_room(fleet: Fleet, worker: Worker, starving: Sequence[Seat], now_us: int) -> None:
+    """Have rows of the worker give up pages, unless some are on their way.
+
+    `starving` are in order of rank. First goes what others hold ahead, and then the request of
+    lowest rank gives way.
+    """
+    seat = starving[0]
+    short = _short_groups(seat)
+    if is_asked(worker) or all(worker.books.pools[g].draining_count > 0 for g in short):
         return
+    for group in short:
+        count = Pages(sum(group in _short_groups(other) for other in starving))
+        if ask_back(worker, group, count, STARVING_KEEPS):
+            return
     victim = max(worker.seats.values(), key=lambda other: other.request.rank)
-    pools = ", ".join(worker.layout.groups[index].name for index in short)
+    pools = ", ".join(worker.layout.groups[group].name for group in short)
     preempt(fleet, victim, now_us, by=seat.request, pools=pools)
+
+
+def _short_groups(seat: Seat) -> list[int]:
+    """The groups in which it has no page for its next position."""
+    tables = seat.holding.tables
+    return [group for group, table in enumerate(tables) if table.covered <= seat.settled]
+
+
+def _is_short_of_old(seat: Seat) -> bool:
+    """It starves in a group of which pages come back as rows go on."""
+    groups = seat.worker.layout.groups
+    return any(groups[group].gives_back for group in _short_groups(seat))
 
 
 def preempt(fleet: Fleet, victim: Seat, now_us: int, *, by: Request, pools: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import Fetch, PullGroup, WaitKind, WorkerId, pack_ids
-from tidegate.kvcache.books import run_starts
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import All
+from tidegate.kvcache.page_table import run_starts
 from tidegate.scheduler import bypass
 from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.deadlines import end_late_head, in_time, restart
@@ -19,9 +19,11 @@ from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import page_runs
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.run_ahead import least_lead
 from tidegate.scheduler.state import Request, Seat, Worker
+from tidegate.scheduler.surplus import ask_back, is_asked, reclaim_all
 from tidegate.scheduler.wait_records import note_first
-from tidegate.scheduler.waits import open_choices, target_choice
+from tidegate.scheduler.waits import Cause, cause_at_door, open_choices, target_choice
 
 
 def assign_targets(fleet: Fleet, now_us: int) -> None:
@@ -31,7 +33,12 @@ def assign_targets(fleet: Fleet, now_us: int) -> None:
         choice = target_choice(fleet, request)
         seat = _sit_on_roomiest(fleet, request, choice)
         if seat is None:
-            note_first(fleet, request, [choice])
+            cause = cause_at_door(fleet, request, [choice])
+            if _frees_old_pages(cause):
+                continue
+            note_first(fleet, request, cause)
+            if cause.kind is WaitKind.PAGES:
+                _ask_back(fleet, cause)
             return
         fleet.awaiting_target.pop(0)
         request.target = seat
@@ -49,8 +56,11 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         choices = in_time(fleet, request, open_choices(fleet, request), now_us)
         seat = _admit(fleet, request, choices)
         if seat is None:
-            cause = note_first(fleet, request, choices)
-            if cause.kind is WaitKind.PAGES:
+            cause = cause_at_door(fleet, request, choices)
+            if _frees_old_pages(cause):
+                continue
+            note_first(fleet, request, cause)
+            if cause.kind is WaitKind.PAGES and not _ask_back(fleet, cause):
                 _let_pass(fleet, request, now_us)
             return
         _begin(fleet, request, seat, now_us)
@@ -96,6 +106,28 @@ def _admit(fleet: Fleet, request: Request, choices: Iterable[Choice]) -> Seat | 
             _start_prefill(seat)
             return seat
     return None
+
+
+def _frees_old_pages(cause: Cause) -> bool:
+    """The first of a queue waits: rows of the worker keep nothing any more that they do not
+    read, and take little until it has its place. True if something was freed by that.
+    """
+    worker = cause.worker
+    if worker is None or cause.group is None:
+        return False
+    were_wanted, worker.plans_since_wanted = worker.pages_are_wanted, 0
+    return not were_wanted and reclaim_all(worker)
+
+
+def _ask_back(fleet: Fleet, cause: Cause) -> bool:
+    """Ask rows for the pages that the first of a queue lacks, if they hold so many ahead.
+
+    True if pages are on their way.
+    """
+    worker, group = cause.worker, cause.group
+    assert worker is not None and group is not None, "pages of no pool"
+    keep = least_lead(fleet.settings)
+    return is_asked(worker) or ask_back(worker, group, cause.short, keep, or_none=True)
 
 
 def _sit_on_soonest(fleet: Fleet, request: Request, choice: Choice) -> Seat | None:

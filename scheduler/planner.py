@@ -22,6 +22,8 @@ def make_plan(fleet: Fleet, now_us: int) -> None:
     fleet.planned_us = now_us
     judge_workers(fleet, now_us)
     expire(fleet, now_us)
+    for worker in fleet.workers.values():
+        worker.plans_since_wanted += 1
     grow_decoding(fleet, now_us)
     assign_targets(fleet, now_us)
     admit_waiting(fleet, now_us)

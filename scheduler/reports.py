@@ -14,6 +14,7 @@ from tidegate.ipc.protocol import (
     FetchResult,
     Row,
     RowEnd,
+    Trimmed,
 )
 from tidegate.kvcache.demand import Leg, demand
 from tidegate.kvcache.demand import Phase as DemandPhase
@@ -25,6 +26,7 @@ from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import cover_decode, page_runs
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat, Worker
+from tidegate.scheduler.surplus import give_back
 
 DECODE = DemandPhase.DECODE
 
@@ -52,6 +54,8 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         _tokens_sampled(fleet, worker, report, now_us)
     for end in report.ended:
         _row_ended(fleet, worker, end, now_us)
+    for trimmed in report.trimmed:
+        _pages_given_back(fleet, worker, trimmed, now_us)
     for result in report.fetched:
         _fetch_ended(fleet, worker, result, now_us)
     worker.complete(report.completed)
@@ -79,7 +83,7 @@ def settle(fleet: Fleet, seat: Seat, position: Tokens) -> None:
         seat.worker.books.reclaim(seat.holding, position)
         seat.request.account.settle(seat.request.output_count)
         if seat.request.phase is Phase.DECODING:
-            fleet.due.append(seat)
+            fleet.look_at(seat)
 
 
 def _positions_run(worker: Worker, chunks: tuple[ChunkDone, ...]) -> int:
@@ -114,7 +118,7 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
         worker.prefilling.remove(seat)
         if seat.leg is Leg.WHOLE:
             request.move(Phase.DECODING, now_us)
-            fleet.due.append(seat)
+            fleet.look_at(seat)
     restart(fleet, request, now_us)
     end_late_prompt(fleet, request, now_us)
 
@@ -186,6 +190,17 @@ def _row_ended(fleet: Fleet, worker: Worker, end: RowEnd, now_us: int) -> None:
         _await_target(fleet, seat, now_us)
     else:
         _refuse_answer(fleet, seat, "the end of its row before its last token", now_us)
+
+
+def _pages_given_back(fleet: Fleet, worker: Worker, trimmed: Trimmed, now_us: int) -> None:
+    seat = worker.seats.get(trimmed.row)
+    if seat is None:
+        fleet.stale_count += 1
+    elif give_back(seat, trimmed):
+        fleet.look_at(seat)
+    else:
+        text = f"that it gave back {list(trimmed.page_counts)} pages, which cannot be"
+        _refuse_answer(fleet, seat, text, now_us)
 
 
 def _refuse_answer(fleet: Fleet, seat: Seat, what: str, now_us: int) -> None:

@@ -29,7 +29,8 @@ class RowArrays:
     """Of row r: `settled[r]` positions are answered for and `output_count[r]` tokens are out.
 
     `token_us[r]` is when the last of them came. A row that decodes has one position settled for
-    each token but the last: `settled == settled_before + output_count`.
+    each token but the last: `settled == settled_before + output_count`. Its pages reach up to
+    `covered[r]`, which is 0 for other rows.
     """
 
     def __init__(self, row_count: int) -> None:
@@ -37,6 +38,7 @@ class RowArrays:
         self.settled_before: Int64s = np.zeros(row_count, np.int64)
         self.output_count: Int64s = np.zeros(row_count, np.int64)
         self.next_event: Int64s = np.zeros(row_count, np.int64)
+        self.covered: Int64s = np.zeros(row_count, np.int64)
         self.token_us: Int64s = np.zeros(row_count, np.int64)
 
     def take(
@@ -47,10 +49,12 @@ class RowArrays:
         self.settled_before[row] = prompt - 1
         self.output_count[row] = output_count
         self.next_event[row] = NO_EVENT
+        self.covered[row] = 0
         self.token_us[row] = token_us
 
     def release(self, row: Row) -> None:
         self.next_event[row] = NO_EVENT
+        self.covered[row] = 0
 
     def advance(
         self, rows: Int64s, counts: Int64s, now_us: int

@@ -13,7 +13,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     """Settings of the core. Raises `ValueError`, which names the field, for a bad value.
 
     `chunk_tokens` bounds the prompt tokens in one launch; None means no bound. `ahead_tokens`
-    is how far decode rows may run beyond the position that the scheduler knows to be settled.
+    is how far decode rows run beyond the position that the scheduler knows to be settled, and
+    `ahead_tokens_max` how far they may while there is plenty of room; see `run_ahead`.
     `waiting_count_max` and `waiting_tokens_max` bound the requests in the queue and the tokens
     of their prompts, `tenant_…` those of each tenant (None: only those of all count); see
     `overload`, which tells clients to come back after `retry_after_ms` at least, and after
@@ -29,6 +30,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
 
     chunk_tokens: Tokens | None = Tokens(512)
     ahead_tokens: Tokens = Tokens(32)
+    ahead_tokens_max: Tokens = Tokens(256)
     default_max_tokens: int = 1024
     waiting_count_max: int = 2048
     waiting_tokens_max: int = 4 * 1024 * 1024
@@ -50,6 +52,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
         for name in (
             "chunk_tokens",
             "ahead_tokens",
+            "ahead_tokens_max",
             "default_max_tokens",
             "waiting_count_max",
             "waiting_tokens_max",
@@ -63,6 +66,11 @@ class CoreSettings(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.ahead_tokens_max < self.ahead_tokens:
+            raise ValueError(
+                f"ahead_tokens_max must be at least ahead_tokens ({self.ahead_tokens}), "
+                f"got {self.ahead_tokens_max}"
+            )
         for tenant, weight in self.tenant_weights.items():
             if not TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX:
                 raise ValueError(

@@ -15,11 +15,12 @@ from tidegate.ipc.protocol import (
     Role,
     Row,
     Ticket,
+    Trim,
     WorkerId,
 )
 from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.demand import Leg, Lengths
-from tidegate.kvcache.layout import Layout, Tokens
+from tidegate.kvcache.layout import Layout, Pages, Tokens
 from tidegate.kvcache.prefix_node import UnitHash
 from tidegate.scheduler.commands import PlanOperation, StartRow
 from tidegate.scheduler.events import ClientId
@@ -27,6 +28,7 @@ from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
 from tidegate.scheduler.prefill_speed import PrefillSpeed
 from tidegate.scheduler.row_arrays import NO_EVENT, RowArrays
+from tidegate.scheduler.times import Times, due_us
 
 Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
 
@@ -61,6 +63,10 @@ class Worker:
         self.rows = RowArrays(row_count)
         self.seats: dict[Row, Seat] = {}
         self.growing_count = 0  # Seats that need a page now and then.
+        self.short: dict[Row, Seat] = {}  # Seats with fewer pages than they would take.
+        # The least that was available in each group since they tried.
+        self.pages_seen = [Pages(0)] * len(books.pools)
+        self.plans_since_wanted = 2  # Since somebody has waited for its pages.
         self.prefilling: list[Seat] = []  # Seats with prompt positions left, in order of rank.
         self.chunks_in_flight = 0
         self.prefill_speed = PrefillSpeed(chunk)
@@ -76,6 +82,11 @@ class Worker:
     @property
     def is_suspect(self) -> bool:
         return self.suspect_since_us is not None
+
+    @property
+    def pages_are_wanted(self) -> bool:
+        """Somebody waits for its pages, or did in the last plan."""
+        return self.plans_since_wanted < 2
 
     @property
     def layout(self) -> Layout:
@@ -124,7 +135,7 @@ class Worker:
         self.operations = [
             op
             for op in self.operations
-            if not (isinstance(op, StartRow | Chunk | Grow | Limit) and op.row == row)
+            if not (isinstance(op, StartRow | Chunk | Grow | Limit | Trim) and op.row == row)
         ]
         return True
 
@@ -142,6 +153,8 @@ class Worker:
         assert sum(seat.may_grow for seat in self.seats.values()) == self.growing_count
         is_taken = [Row(row) in self.seats for row in range(self.row_count)]
         assert not self.rows.next_event[[not taken for taken in is_taken]].any()
+        assert not self.rows.covered[[not taken for taken in is_taken]].any()
+        assert all(self.seats.get(row) is seat for row, seat in self.short.items())
         for seat in self.seats.values():
             seat.check()
         in_flight = sum(seat.chunk_until is not None for seat in self.seats.values())
@@ -178,6 +191,9 @@ class Seat:
         self.chunk_until: Tokens | None = None
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
+        self.is_due = False  # The next plan looks at its pages.
+        self.is_asked_back = False  # The worker has yet to say which pages it gives back.
+        self.needs_until = Tokens(0)  # It keeps, or has fed, what is below.
         worker.rows.take(
             row,
             settled=holding.cached_tokens,
@@ -241,31 +257,15 @@ class Seat:
 
     def check(self) -> None:
         request, rows = self.request, self.worker.rows
+        covered = Tokens(rows.covered.item(self.row))
+        assert covered in (0, self.holding.covered), "pages that the arrays do not know"
         assert rows.settled_before[self.row] == request.lengths.prompt - 1
         if self.next_event == NO_EVENT:
             return
         # Whatever `advance` lets pass is an answer that can be.
         assert self.is_started and not self.is_ended and self.may_grow
         assert not self.awaits_token
-        assert self.next_event <= min(self.holding.covered, self.lengths.end)
-
-
-class Times:
-    """How long a request was in each phase, in microseconds, and when its marks were."""
-
-    def __init__(self, received_us: int) -> None:
-        self.received_us = received_us
-        self.first_token_us: int | None = None
-        self.spent_us: dict[Phase, int] = {}
-        self._since_us = received_us
-
-    def leave(self, phase: Phase, now_us: int) -> None:
-        self.spent_us[phase] = self.spent_us.get(phase, 0) + now_us - self._since_us
-        self._since_us = now_us
-
-
-def due_us(received_us: int, timeout_ms: int | None) -> int | None:
-    return None if timeout_ms is None else received_us + timeout_ms * 1000
+        assert self.next_event <= min(covered, self.lengths.end)
 
 
 class Request:

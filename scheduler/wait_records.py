@@ -4,24 +4,19 @@ The cost of a plan does not grow with the queue: of those that wait in a queue, 
 at the first, and once at each that has joined it.
 """
 
-from collections.abc import Sequence
-
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import Waiting, WaitKind
 from tidegate.scheduler.commands import FieldValue
-from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat
-from tidegate.scheduler.waits import Cause, cause_at_door, cause_of_starving, describe
+from tidegate.scheduler.waits import Cause, cause_of_starving, describe
 
 
-def note_first(fleet: Fleet, request: Request, choices: Sequence[Choice]) -> Cause:
-    """The first of a queue has found no room on any of the choices. Returns why."""
-    cause = cause_at_door(fleet, request, choices)
+def note_first(fleet: Fleet, request: Request, cause: Cause) -> None:
+    """The first of a queue has found no room on any of its choices."""
     assert cause.kind is not WaitKind.TURN, "a request waits for a worker that has room for it"
     _note(fleet, request, cause)
-    return cause
 
 
 def note_newcomers(fleet: Fleet) -> None:

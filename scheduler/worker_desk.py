@@ -246,6 +246,7 @@ class WorkerDesk:
             report.fetched,
             report.starved,
             report.busy_us,
+            report.trimmed,
         )
         return Turn(events=[reported], sampled=sampled, rows=member.rows)
 

@@ -25,6 +25,8 @@ from tidegate.ipc.protocol import (
     Row,
     RowEnd,
     Stop,
+    Trim,
+    Trimmed,
     pack_ids,
 )
 from tidegate.kvcache.layout import Pages, Tokens
@@ -272,19 +274,65 @@ def test_every_row_has_one_feed_and_they_keep_the_order_of_starts() -> None:
 # --- Limit, Stop, and what names no row ---
 
 
-def test_a_raised_limit_lets_a_row_go_further() -> None:
+def test_a_row_sits_out_at_a_limit_until_another_one_comes() -> None:
     table = make_table()
-    apply_all(table, decoding_start(limit=6), Limit(Row(0), 7))
-    assert run_launch(table)[1] == []
+    apply_all(table, decoding_start(), Limit(Row(0), 6))
+    assert fed(only_feed(run_launch(table)[0])) == (5, [7], True)
+    # It neither ends nor wants for pages.
+    assert run_launch(table) == (Launch((), ()), [])
+    table.apply(Limit(Row(0), 8))
+    assert [only_feed(run_launch(table)[0]).start for _ in range(2)] == [6, 7]
+    assert run_launch(table) == (Launch((), ()), [])
+    table.apply(Limit(Row(0), 0))
+    assert run_launch(table) == (Launch((), ()), []) and len(table) == 1
+
+
+def test_no_limit_moves_the_end_of_a_row() -> None:
+    table = make_table()
+    apply_all(table, decoding_start(limit=6), Limit(Row(0), 100))
     assert run_launch(table)[1] == [RowEnd(Row(0), EndReason.LENGTH)]
 
 
-def test_a_limit_lowered_to_the_position_ends_the_row_without_a_token() -> None:
+def test_a_limit_does_not_touch_chunks() -> None:
     table = make_table()
-    apply_all(table, decoding_start(), Limit(Row(0), 5))
-    assert table.take_ended() == (RowEnd(Row(0), EndReason.LENGTH),)
-    assert table.take_ended() == ()
-    assert table.next_launch() == Launch((), ())
+    apply_all(table, make_start(), Limit(Row(0), 2), Chunk(Row(0), 5, True))
+    assert fed(only_feed(run_launch(table)[0])) == (0, [1, 2, 3, 4, 5], True)
+    assert run_launch(table) == (Launch((), ()), [])
+
+
+@pytest.mark.parametrize(
+    ("until", "counts"), [(0, (2, 1)), (8, (2, 1)), (9, (1, 0)), (12, (1, 0)), (13, (0, 0))]
+)
+def test_a_row_gives_up_the_pages_that_it_has_not_fed(
+    until: int, counts: tuple[int, int]
+) -> None:
+    table = make_table()
+    start = make_start(
+        position=5, tokens=(7,), output_index=1, full=(1, 2, 3, 4), window=(5, 6, 7)
+    )
+    apply_all(table, start, Trim(Row(0), until))
+    assert table.take_trimmed() == (Trimmed(Row(0), counts),)
+    assert table.take_trimmed() == ()
+    # It goes on in what it keeps, and after that in what it is granted anew.
+    kept = 4 - counts[0], 3 - counts[1]
+    run_launch(table)
+    apply_all(table, Grow(Row(0), 0, pack_ids([30])), Grow(Row(0), 1, pack_ids([31])))
+    pages = only_feed(table.next_launch()).pages
+    assert [page.ids.tolist() for page in pages] == [
+        [*[1, 2, 3, 4][: kept[0]], 30],
+        [*[5, 6, 7][: kept[1]], 31],
+    ]
+
+
+def test_a_row_keeps_a_page_for_its_next_position_and_for_chunks_that_wait() -> None:
+    table = make_table()
+    apply_all(table, decoding_start(), Trim(Row(0), 0))
+    assert table.take_trimmed() == (Trimmed(Row(0), (0, 0)),)
+    run_launch(table)
+    apply_all(table, make_start(1, full=(1, 2, 3), window=(4, 5, 6)), Chunk(Row(1), 5, True))
+    table.apply(Trim(Row(1), 0))
+    assert table.take_trimmed() == (Trimmed(Row(1), (1, 1)),)
+    assert [feed.row for feed in table.next_launch().feeds] == [0, 1]
 
 
 def test_stop_forgets_a_row_in_every_state() -> None:

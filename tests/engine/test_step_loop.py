@@ -12,7 +12,7 @@ from tidegate.engine.failures import LinkBroken, WorkerRejected
 from tidegate.engine.models.registry import layout_for
 from tidegate.engine.rows import RowTable
 from tidegate.engine.runner import Runner
-from tidegate.engine.step_loop import StepLoop
+from tidegate.engine.step_loop import REPORT_INTERVAL_S_MIN, StepLoop
 from tidegate.ipc.log import configure
 from tidegate.ipc.protocol import (
     PROTOCOL_VERSION,
@@ -41,6 +41,7 @@ from tidegate.ipc.protocol import (
     Start,
     Stop,
     Ticket,
+    Trim,
     Welcome,
     WorkerRefused,
     encode,
@@ -72,13 +73,15 @@ class Worker:
             self.link, self.table, runner, self.store, transport, WELCOME, log, self.link.clock
         )
         self.seq = 0
+        self.launch_s = 0.01
 
     def plan(self, *operations: Operation) -> None:
         self.seq += 1
         self.link.arrive(Plan(PlanSeq(self.seq), operations))
 
     def step(self) -> list[Report | Fault]:
-        """One step; what it sent."""
+        """One step; what it sent. Launches take `launch_s`."""
+        self.link.now_s += self.launch_s
         self.loop.step()
         messages = self.link.take_sent()
         kept = [message for message in messages if isinstance(message, Report | Fault)]
@@ -193,12 +196,87 @@ def test_a_row_can_be_stopped_between_its_chunks(worker: Worker) -> None:
     assert (report.completed, report.chunks, report.rows) == (2, (), b"")
 
 
-def test_a_limit_that_is_lowered_ends_its_row_in_the_answer(worker: Worker) -> None:
+def test_a_row_that_sits_out_is_still_there(worker: Worker) -> None:
+    worker.plan(start(), Chunk(Row(0), 10, True), Limit(Row(0), 10))
+    assert worker.report().rows == pack_ids([0])
+    assert worker.step() == []
+    worker.plan(Limit(Row(0), 20))
+    assert worker.report().rows == pack_ids([0])
+
+
+def test_pages_that_a_row_gives_up_are_told_with_the_answer(worker: Worker) -> None:
     worker.plan(start(), Chunk(Row(0), 10, True))
     worker.report()
-    worker.plan(Limit(Row(0), 10))
+    worker.plan(Trim(Row(0), 10), Trim(Row(5), 10))
+    (trimmed,) = worker.report().trimmed
+    assert trimmed.row == 0 and len(trimmed.page_counts) == len(COUNTS)
+    assert worker.report().trimmed == ()
+
+
+# --- Launches that share a report ---
+
+
+def decoding(worker: Worker, *rows: int) -> None:
+    """Rows that decode, of which the first token has been told."""
+    operations = [(start(row), Chunk(Row(row), 10, True)) for row in rows]
+    worker.plan(*(operation for pair in operations for operation in pair))
+    worker.report()
+    worker.launch_s = 0.0007
+
+
+def test_quick_launches_share_a_report_with_each_row_named_once(worker: Worker) -> None:
+    decoding(worker, 0, 1)
+    assert worker.step() == [] and worker.step() == []
     report = worker.report()
-    assert (report.ended, report.rows) == ((RowEnd(Row(0), EndReason.LENGTH),), b"")
+    assert unpack_ids(report.rows) == (0, 1) and unpack_ids(report.counts) == (3, 3)
+    together = unpack_ids(report.tokens)
+    other = Worker(worker.log_file.with_name("other.jsonl"))
+    decoding(other, 0, 1)
+    other.launch_s = 2 * REPORT_INTERVAL_S_MIN
+    apart = [unpack_ids(other.report().tokens) for _ in range(3)]
+    assert together == tuple(row[0] for row in apart) + tuple(row[1] for row in apart)
+
+
+def test_an_end_is_told_at_once_with_all_that_came_before(worker: Worker) -> None:
+    worker.plan(start(0, limit=12), Chunk(Row(0), 10, True))
+    worker.report()
+    worker.launch_s = 0.0001
+    assert worker.step() == []
+    report = worker.report()
+    assert report.ended == (RowEnd(Row(0), EndReason.LENGTH),)
+    assert unpack_ids(report.counts) == (2,)
+
+
+def test_a_chunk_is_told_at_once(worker: Worker) -> None:
+    decoding(worker, 0)
+    worker.plan(start(1), Chunk(Row(1), 4, False))
+    assert worker.report().chunks == (ChunkDone(Row(1), 4),)
+
+
+def test_an_answer_to_a_plan_waits_for_the_report_that_is_due(worker: Worker) -> None:
+    decoding(worker, 0)
+    worker.plan()
+    assert worker.step() == [] and worker.step() == []
+    assert worker.report().completed == 2
+
+
+def test_what_was_gathered_is_told_before_the_worker_waits(worker: Worker) -> None:
+    decoding(worker, 0)
+    assert worker.step() == []
+    worker.plan(Limit(Row(0), 0))
+    report = worker.report()
+    assert (unpack_ids(report.counts), report.completed) == ((1,), 2)
+
+
+def test_tokens_of_a_row_that_is_stopped_meanwhile_are_told_with_the_answer(
+    worker: Worker,
+) -> None:
+    """So the scheduler drops them before it can give the row's number to another."""
+    decoding(worker, 0)
+    assert worker.step() == []
+    worker.plan(Stop(Row(0)), start(1), Chunk(Row(1), 10, True))
+    report = worker.report()
+    assert (unpack_ids(report.rows), report.completed) == ((0, 1), 2)
 
 
 def test_plans_that_arrive_together_are_applied_before_one_launch(worker: Worker) -> None:

@@ -7,9 +7,10 @@ computed from the definition: position by position, page by page.
 
 from collections.abc import Sequence
 
-from tidegate.kvcache.books import Books, Holding, run_starts
+from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.demand import Leg, Lengths, floors
 from tidegate.kvcache.layout import Group, Layout, PageId, Reach, Tail, Tokens, Window
+from tidegate.kvcache.page_table import run_starts
 from tidegate.kvcache.prefix_node import Node
 from tidegate.kvcache.prefix_row import Hit
 

@@ -17,6 +17,7 @@ from tidegate.ipc.protocol import (
     Row,
     RowEnd,
     Ticket,
+    Trimmed,
     WorkerId,
     pack_ids,
 )
@@ -63,6 +64,7 @@ HYBRID = hybrid()
 SETTINGS = CoreSettings(
     chunk_tokens=Tokens(8),
     ahead_tokens=Tokens(4),
+    ahead_tokens_max=Tokens(4),
     stall_timeout_us=STALL_US,
     queue_timeout_us=QUEUE_US,
 )
@@ -135,6 +137,7 @@ def report(
     tokens: Mapping[int, int] | None = None,
     ended: Mapping[int, EndReason] | None = None,
     fetched: Mapping[int, str] | None = None,
+    trimmed: Mapping[int, Sequence[int]] | None = None,
     number: int = 0,
     busy_us: int = 0,
 ) -> Reported:
@@ -154,6 +157,9 @@ def report(
             for ticket, error in (fetched or {}).items()
         ),
         busy_us=busy_us,
+        trimmed=tuple(
+            Trimmed(Row(row), tuple(counts)) for row, counts in (trimmed or {}).items()
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.kvcache.books import Books, Holding, run_starts
+from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.layout import (
     All,
     Group,
@@ -14,6 +14,7 @@ from tidegate.kvcache.layout import (
     Tokens,
     Window,
 )
+from tidegate.kvcache.page_table import run_starts
 
 
 def group(name: str, reach: Reach) -> Group:
@@ -110,6 +111,37 @@ def test_surplus_that_comes_back_is_promised_to_nobody() -> None:
     books.reclaim(holding, Tokens(24))  # Query 24 reads from 19 on.
     books.check()
     assert holding.tables[1].page_count == 2 and books.available(1) == 4
+
+
+def test_pages_at_the_end_that_are_shed_are_free_at_once() -> None:
+    books = make(5)
+    holding = must_open(books, 2)
+    assert cover(books, holding, 0, 16, surplus=True) == (0, 1, 2, 3)
+    books.shed(holding, 0, Pages(2))
+    books.check()
+    assert holding.covered == 8 and books.available(0) == 3
+    # Below its reserve it is promised again what it sheds.
+    books.shed(holding, 0, Pages(1))
+    books.check()
+    assert (books.available(0), books.pools[0].free_count) == (3, 4)
+    assert cover(books, holding, 0, 16) == (4,)
+
+
+def test_the_next_page_to_come_back_is_told_for_all_groups_together() -> None:
+    books = make(9, 9, 9)
+    holding = must_open(books, 9, 9, 9)
+    for group in range(3):
+        cover(books, holding, group, 20)
+    # A page of the window is past when query 9 reads from 4 on, and one of the tail at 4.
+    assert books.next_reclaim(holding) == 4
+    books.reclaim(holding, Tokens(4))
+    assert books.next_reclaim(holding) == 8
+    books.reclaim(holding, Tokens(8))
+    assert books.next_reclaim(holding) == 9
+    books.reclaim(holding, Tokens(9))
+    assert books.next_reclaim(holding) == 12
+    full = make(9)
+    assert full.next_reclaim(must_open(full, 2)) is None
 
 
 def test_window_pages_stay_until_the_hand_off_where_they_must_and_others_do_not() -> None:

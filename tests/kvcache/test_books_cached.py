@@ -3,8 +3,9 @@
 import pytest
 
 from fakes.cached_worker import CachedWorker, Prompt, Row, layout_of
-from tidegate.kvcache.books import Books, run_starts
+from tidegate.kvcache.books import Books
 from tidegate.kvcache.layout import All, Pages, Tokens, Window
+from tidegate.kvcache.page_table import run_starts
 
 ALL = layout_of((All(), 4))
 HYBRID = layout_of((All(), 2), (Window(Tokens(5)), 2))

@@ -13,8 +13,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tidegate.kvcache.books import Books, Holding, run_starts
+from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.layout import All, Group, Layout, Pages, Reach, Tail, Tokens, Window
+from tidegate.kvcache.page_table import run_starts
 
 REACHES: st.SearchStrategy[Reach] = st.one_of(
     st.just(All()),

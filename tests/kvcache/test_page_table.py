@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.kvcache.layout import All, Group, PageId, Tokens
+from tidegate.kvcache.layout import All, Group, PageId, Pages, Tokens
 from tidegate.kvcache.page_table import PageTable
 
 
@@ -48,6 +48,20 @@ def test_a_run_names_the_pages_of_a_range_and_where_they_begin() -> None:
 def test_a_run_beyond_the_table_is_a_failure(start: int, end: int) -> None:
     with pytest.raises(AssertionError, match="positions without a page"):
         table(start=13, ids=(7, 5, 9)).run(Tokens(start), Tokens(end))
+
+
+def test_pages_beyond_a_position_are_those_that_hold_nothing_below_it() -> None:
+    made = table(start=13, ids=(7, 5, 9))
+    assert [made.beyond(Tokens(n)) for n in (0, 12, 13, 16, 17, 20, 21, 24, 25, 99)] == [
+        3, 3, 2, 2, 1, 1, 0, 0, 0, 0
+    ]  # fmt: skip
+    assert made.last_page_start == 20
+    assert made.drop_last(Pages(2)) == (5, 9)
+    assert (made.ids, made.covered, made.last_page_start) == ((7,), 16, 12)
+    assert made.drop_last(Pages(1)) == (7,) and made.drop_last(Pages(0)) == ()
+    assert (made.covered, made.last_page_start, table(start=13).last_page_start) == (12, 12, 12)
+    with pytest.raises(AssertionError, match="more pages than there are"):
+        made.drop_last(Pages(1))
 
 
 def test_clearing_gives_back_every_page_once() -> None:

@@ -12,9 +12,10 @@ from types import FrameType
 import pytest
 
 from fakes.cached_worker import layout_of
-from tidegate.kvcache.books import Books, run_starts
+from tidegate.kvcache.books import Books
 from tidegate.kvcache.demand import Leg, Lengths, floors
 from tidegate.kvcache.layout import All, Layout, Tokens, Window
+from tidegate.kvcache.page_table import run_starts
 
 CHUNK = 64
 

@@ -33,7 +33,7 @@ OF_PAGES = (
     ),
     Mutant(
         "a hand-off leaves out the first position that decode reads",
-        "kvcache/books.py",
+        "kvcache/page_table.py",
         "else group.first_needed(first_query)",
         "else group.first_needed(Tokens(first_query + 1))",
         BySeed(checks=False),

@@ -21,8 +21,8 @@ OF_REQUESTS = (
     Mutant(
         "a decoding row gets its next page one position too late",
         "scheduler/growth.py",
-        "Tokens(covered - ahead + 1)",
-        "Tokens(covered - ahead + 2)",
+        "Tokens(covered - lead.low + 1)",
+        "Tokens(covered - lead.low + 2)",
         BySeed(checks=False),
     ),
     Mutant(
@@ -95,8 +95,8 @@ OF_REQUESTS = (
     Mutant(
         "a row without a page is forgotten",
         "scheduler/growth.py",
-        "fleet.due.append(seat)",
-        "pass",
+        "            fleet.look_at(seat)",
+        "            pass",
         BySeed(first=TIGHT_SEED_MIN),
     ),
     Mutant(

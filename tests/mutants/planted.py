@@ -5,5 +5,12 @@ from mutants.of_pages import OF_PAGES
 from mutants.of_prefixes import OF_PREFIXES
 from mutants.of_requests import OF_REQUESTS
 from mutants.of_shares import OF_SHARES
+from mutants.of_surplus import OF_SURPLUS
 
-MUTANTS: tuple[Mutant, ...] = (*OF_PAGES, *OF_REQUESTS, *OF_PREFIXES, *OF_SHARES)
+MUTANTS: tuple[Mutant, ...] = (
+    *OF_PAGES,
+    *OF_REQUESTS,
+    *OF_PREFIXES,
+    *OF_SHARES,
+    *OF_SURPLUS,
+)

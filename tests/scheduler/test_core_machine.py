@@ -62,6 +62,7 @@ class CoreMachine(RuleBasedStateMachine):
         ),
         chunk=st.one_of(st.none(), st.integers(1, 5)),
         ahead=st.integers(1, 5),
+        ahead_times=st.sampled_from([1, 4]),
         rows=st.integers(1, 3),
         depth=st.integers(1, 2),
     )
@@ -74,6 +75,7 @@ class CoreMachine(RuleBasedStateMachine):
         counts: list[tuple[int, int]],
         chunk: int | None,
         ahead: int,
+        ahead_times: int,
         rows: int,
         depth: int,
     ) -> None:
@@ -88,6 +90,7 @@ class CoreMachine(RuleBasedStateMachine):
             CoreSettings(
                 chunk_tokens=None if chunk is None else Tokens(chunk),
                 ahead_tokens=Tokens(ahead),
+                ahead_tokens_max=Tokens(ahead * ahead_times),
                 default_max_tokens=6,
                 waiting_count_max=6,
                 handoff_waiting_count_max=2,

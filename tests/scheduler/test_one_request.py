@@ -115,12 +115,14 @@ def test_a_prompt_runs_in_chunks_moves_its_window_and_is_decoded_elsewhere() -> 
             (StartRow(ROW, R, 20, 1, 25, (run(0, 0, 1, 2, 3, 4, 5), run(12, 0, 1, 2))),),
         ),
     ]
-    # At position 21 the row may run up to 25, for which a page of each group is missing.
+    assert bench.turn(report(D, 3, tokens={0: 2})) == [emitted(1)]
+    # At position 23 the row has pages for one token more. Up to 25, a page of each group is
+    # missing.
     assert bench.turn(report(D, 3, tokens={0: 1})) == [
-        emitted(1),
+        emitted(3),
         SendPlan(D, PlanSeq(4), (grow(0, 0, 6), grow(0, 1, 3))),
     ]
-    assert bench.turn(report(D, 4, tokens={0: 3})) == [emitted(2)]
+    assert bench.turn(report(D, 4, tokens={0: 1})) == [emitted(4)]
     last = report(D, 4, tokens={0: 1}, ended={0: EndReason.LENGTH})
     assert bench.turn(last) == [
         emitted(5),

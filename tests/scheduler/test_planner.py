@@ -152,16 +152,15 @@ def test_pages_beyond_the_reserve_are_taken_only_if_nobody_was_promised_them() -
 
 
 def test_a_page_out_of_the_window_is_given_back_before_the_next_admission_is_tried() -> None:
-    settings = CoreSettings(chunk_tokens=Tokens(8), ahead_tokens=Tokens(8))
-    bench = CoreBench(joined(B, Role.BOTH, (50, 5), hybrid(window=5)), settings=settings)
+    bench = CoreBench(joined(B, Role.BOTH, (50, 5), hybrid(window=5)))
     bench.decode_whole("runs", 8, 30)
-    bench.turn(report(B, bench.worker(B).seq, tokens={0: 1}))
-    bench.turn(submitted("r", 8, 4))
-    # Queries 9 to 16 are covered by four pages; "r" needs two, and one is free.
+    bench.turn(report(B, bench.worker(B).seq, tokens={0: 3}))
+    # Queries 11 to 15 read from 7 on: three pages, of which the row was promised two.
+    assert bench.free(B)[1] == 2
+    bench.turn(submitted("x", 4, 1), submitted("r", 8, 2))
+    assert bench.phase("x") is Phase.PREFILLING
     assert waits(bench, "r") == [("pages", "window", "b", 1)]
-    bench.turn(report(B, bench.worker(B).seq, tokens={0: 2}))
-    assert bench.phase("r") is Phase.WAITING
-    # Query 12 reads from 8 on, and the row needs its next page at 13 only.
+    # Query 12 reads from 8 on.
     bench.turn(report(B, bench.worker(B).seq, tokens={0: 1}))
     assert bench.phase("r") is Phase.PREFILLING
 

@@ -145,14 +145,15 @@ def test_what_a_request_waits_for_is_said_anew_when_it_waits_again() -> None:
 
 def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     bench = two_that_decode()
-    # At position 9 the row may run ahead to 13: it takes the last page.
-    commands = answer(bench, D, {1: 1})
+    # At position 12 the row has come to the end of its pages: it takes the last one.
+    commands = answer(bench, D, {1: 4})
     assert plan_of(commands, D).operations == (grow(1, 0, 6),)
-    # "a" has come to the end of its pages, at position 12. Then "b" gives way.
+    # "a" has come to the end of its pages, too. Then "b" gives way.
     seq = bench.worker(D).seq
     commands = answer(bench, D, {0: 4})
     b = RequestId("b")
-    start = StartRow(Row(2), b, position=0, output_index=2, limit=10, pages=(run(0, 4, 5, 6),))
+    pages = (run(0, 4, 5, 6, 7),)
+    start = StartRow(Row(2), b, position=0, output_index=5, limit=13, pages=pages)
     assert commands == [
         emitted(1),
         SendPlan(P, bench.worker(P).seq, (start, Chunk(Row(2), 8, sample=False))),
@@ -170,17 +171,17 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     commands = bench.turn(report(D, seq + 1))
     assert plan_of(commands, D).operations == (grow(0, 0, 3),)
     # The numbers of its tokens go on, and it moves back when there is room.
-    assert emitted(2) in prefill_again(bench, "b")
+    assert emitted(5) in prefill_again(bench, "b")
     assert bench.phase("b") is Phase.HANDING_OFF and request(bench, "b").ticket is None
-    # It needs three, and one more for the row that grows: three are there.
-    assert waits(bench, "b") == [("pages", "full", "d", 1)]
+    # It needs four, and one more for the row that grows: three are there.
+    assert waits(bench, "b") == [("pages", "full", "d", 2)]
     assert decode_to_end(bench, "a").usage.output_tokens == 12
     (pull,) = plan_of(bench.turn(report(D, bench.worker(D).seq)), D).operations
-    assert isinstance(pull, Fetch) and pull.length == 10
+    assert isinstance(pull, Fetch) and pull.length == 13
     commands = bench.turn(report(D, bench.worker(D).seq, fetched={pull.ticket: ""}))
     (begun,) = plan_of(commands, D).operations
     assert isinstance(begun, StartRow)
-    assert (begun.position, begun.output_index, begun.limit) == (10, 3, 19)
+    assert (begun.position, begun.output_index, begun.limit) == (13, 6, 19)
     end = decode_to_end(bench, "b")
     assert (end.reason, end.usage.prompt_tokens) == (EndReason.LENGTH, 8)
     assert end.usage.output_tokens == 12
@@ -190,7 +191,7 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
 
 def test_a_row_that_starves_gives_way_itself_if_it_is_the_lowest() -> None:
     bench = two_that_decode()
-    answer(bench, D, {0: 1})  # "a" takes the last page.
+    answer(bench, D, {0: 4})  # "a" takes the last page.
     answer(bench, D, {1: 4})
     assert preempted(bench) == [("b", "b")]
     assert bench.phase("a") is Phase.DECODING and bench.phase("b") is Phase.PREFILLING
@@ -198,7 +199,7 @@ def test_a_row_that_starves_gives_way_itself_if_it_is_the_lowest() -> None:
 
 def test_rank_is_by_priority_and_then_by_the_order_of_acceptance() -> None:
     bench = two_that_decode(priorities=(0, 1))
-    answer(bench, D, {0: 1})  # "a" takes the last page, and "b" starves: "a" gives way.
+    answer(bench, D, {0: 4})  # "a" takes the last page, and "b" starves: "a" gives way.
     answer(bench, D, {1: 4})
     assert preempted(bench) == [("a", "b")]
     assert bench.phase("b") is Phase.DECODING
@@ -227,11 +228,11 @@ def test_pages_that_drain_are_waited_for_before_anybody_gives_way() -> None:
     bench = CoreBench(joined(B, Role.BOTH, (8,), FULL_ONLY))
     for name in "abc":
         bench.decode_whole(name, 4, 12)
-    answer(bench, B, {0: 1, 1: 1})  # Both take a third page, for positions 8 to 11.
+    answer(bench, B, {0: 4, 1: 4})  # Both take a third page, for positions 8 to 11.
     assert bench.free(B) == [0]
     seq = bench.worker(B).seq
     bench.apply(report(B, seq, tokens={2: 1}, ended={2: EndReason.END_TOKEN}))
-    bench.turn(report(B, seq, tokens={0: 7, 1: 7}))
+    bench.turn(report(B, seq, tokens={0: 4, 1: 4}))
     assert bench.draining(B) == [2] and preempted(bench) == []
     commands = bench.turn(report(B, bench.worker(B).seq))
     assert {op.row for op in plan_of(commands, B).operations if isinstance(op, Grow)} == {0, 1}
@@ -241,14 +242,14 @@ def test_pages_that_drain_are_waited_for_before_anybody_gives_way() -> None:
 def test_a_request_too_long_for_every_prefill_worker_runs_whole_where_it_decodes() -> None:
     # The prompt of 8 fills the prefill worker; with two tokens it takes three pages.
     bench = two_that_decode(prefill_pages=2)
-    answer(bench, D, {1: 1})
+    answer(bench, D, {1: 4})
     answer(bench, D, {0: 4})
     assert preempted(bench) == [("b", "a")] and bench.phase("b") is Phase.WAITING
     decode_to_end(bench, "a")
     commands = bench.turn(report(D, bench.worker(D).seq))
     start, chunk = plan_of(commands, D).operations
     assert isinstance(start, StartRow)
-    assert (start.position, start.output_index, start.limit) == (0, 2, 19)
+    assert (start.position, start.output_index, start.limit) == (0, 5, 19)
     assert chunk == Chunk(start.row, 8, sample=False)
     seat = request(bench, "b").source
     assert seat is not None and seat.leg is Leg.WHOLE

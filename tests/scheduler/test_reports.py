@@ -146,9 +146,11 @@ def test_a_report_of_plans_that_cannot_be_completed_is_dropped_whole(completed: 
 
 def test_of_one_report_good_rows_are_delivered_whatever_the_others_are() -> None:
     """Rows 0 to 3: within its pages, ended, with too many tokens, and at its event."""
-    settings = CoreSettings(chunk_tokens=Tokens(8), ahead_tokens=Tokens(2))
+    settings = CoreSettings(
+        chunk_tokens=Tokens(8), ahead_tokens=Tokens(2), ahead_tokens_max=Tokens(2)
+    )
     bench = CoreBench(joined(B, Role.BOTH, (40,), FULL_ONLY), settings=settings)
-    names = ("a", "b", "c", "d")
+    names = ("a", "b", "c", "d")  # All have pages for 8 positions.
     bench.turn(*(submitted(name, 4, 12) for name in names))
     bench.turn(report(B, 1, chunks={0: 4}, tokens={0: 1}))
     bench.turn(report(B, 1, chunks={1: 4}, tokens={1: 1}))
@@ -156,15 +158,15 @@ def test_of_one_report_good_rows_are_delivered_whatever_the_others_are() -> None
     bench.turn(report(B, bench.worker(B).seq, chunks={3: 4}, tokens={3: 1}))
     bench.turn(cancelled("b"))
     arrays = bench.worker(B).rows
-    assert arrays.next_event.tolist() == [7, 0, 7, 7]
+    assert arrays.next_event.tolist() == [8, 0, 8, 8]
     commands = bench.turn(
-        report(B, bench.worker(B).seq - 1, tokens={0: 1, 1: 1, 2: 9, 3: 3}, number=7)
+        report(B, bench.worker(B).seq - 1, tokens={0: 1, 1: 1, 2: 9, 3: 4}, number=7)
     )
     assert finished(commands)["c"].text.endswith("9 tokens that it cannot have sampled")
     assert emitted(1, 1, 1, 1, report=7, left_out=(1, 2)) in commands
     assert bench.core.fleet.stale_count == 1
     requests = bench.core.fleet.requests
-    assert {name: each.output_count for name, each in requests.items()} == {"a": 2, "d": 4}
+    assert {name: each.output_count for name, each in requests.items()} == {"a": 2, "d": 5}
 
 
 def test_answers_about_rows_and_tickets_that_never_were_are_counted() -> None:

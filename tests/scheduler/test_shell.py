@@ -72,7 +72,11 @@ class MemoryLink:
         self.gone: list[bytes] = []
 
     async def receive(self) -> list[tuple[bytes, bytes]]:
-        return [await self._receive.receive()]
+        """All that are there, one at least."""
+        frames = [await self._receive.receive()]
+        while self._receive.statistics().current_buffer_used:
+            frames.append(self._receive.receive_nowait())
+        return frames
 
     def send(self, peer: bytes, frame: bytes) -> SendOutcome:
         outcome = self.outcome.get(peer, SendOutcome.SENT)
@@ -269,7 +273,7 @@ async def test_a_worker_whose_report_cannot_be_is_closed(
         nursery.cancel_scope.cancel()
 
 
-async def test_streams_of_several_connections_get_their_own_tokens(
+async def test_each_connection_gets_its_tokens_of_all_reports_of_a_turn_in_one_frame(
     log: Log, autojump_clock: trio.testing.MockClock
 ) -> None:
     bench = Bench(log)
@@ -281,7 +285,7 @@ async def test_streams_of_several_connections_get_their_own_tokens(
         clients = [b"one", b"two", b"one"]
         for index, client in enumerate(clients):
             name, prompt = RequestId(f"r{index}"), pack_ids([5])
-            bench.clients.put(client, Submit(name, "", prompt, 3, Sampling(), 7))
+            bench.clients.put(client, Submit(name, "", prompt, 5, Sampling(), 7))
             await trio.sleep(0.1)
         seq = PlanSeq(0)
         while plans := bench.plans("b"):
@@ -293,17 +297,24 @@ async def test_streams_of_several_connections_get_their_own_tokens(
                 bench.workers.put(b"b", report(plan, chunks=done, tokens=tokens))
             await trio.sleep(0.1)
         last_plan = Plan(seq, ())
+        before = {peer: len(bench.clients.sent[peer]) for peer in (b"one", b"two")}
         bench.workers.put(b"b", report(last_plan, tokens={2: [22, 23], 0: [2], 1: [12]}))
+        bench.workers.put(b"b", report(last_plan, tokens={0: [3], 2: [24]}))
         await trio.sleep(0.1)
-        frames = {peer: bench.clients.sent[peer] for peer in (b"one", b"two")}
-        last = {peer: decode_for_client(sent[-1]) for peer, sent in frames.items()}
+        frames = {
+            peer: [decode_for_client(frame) for frame in list(bench.clients.sent[peer])[count:]]
+            for peer, count in before.items()
+        }
         nursery.cancel_scope.cancel()
-    assert last[b"one"] == NewTokens(
-        pack_ids([3, 1]), pack_ids([1, 1]), pack_ids([2, 1]), pack_ids([22, 23, 2])
+    ones = NewTokens(
+        pack_ids([3, 1, 1, 3]),
+        pack_ids([1, 1, 2, 3]),
+        pack_ids([2, 1, 1, 1]),
+        pack_ids([22, 23, 2, 3, 24]),
     )
-    assert last[b"two"] == NewTokens(
-        pack_ids([2]), pack_ids([1]), pack_ids([1]), pack_ids([12])
-    )
+    assert frames[b"one"] == [ones]
+    twos = NewTokens(pack_ids([2]), pack_ids([1]), pack_ids([1]), pack_ids([12]))
+    assert frames[b"two"] == [twos]
 
 
 async def test_a_worker_of_another_dtype_is_refused_with_both_values(

@@ -294,6 +294,10 @@ def test_a_starving_row_waits_for_pages_that_drain_and_then_goes_on() -> None:
     bench.turn(report(B, bench.worker(B).seq, chunks={row: 5}, tokens={row: 1}))
     while not (records := goes_on_and_waits(bench, "a")):
         bench.turn(report(B, bench.worker(B).seq - 1, tokens={0: 1}))
+    assert (why(bench, "a").kind, records) == (WaitKind.PAGES, [LogEvent.REQUEST_WAITS])
+    # "b" has a page that it might give back, and does not. Then it gives way.
+    bench.turn(report(B, bench.worker(B).seq, trimmed={row: (0,)}))
+    records = goes_on_and_waits(bench, "a")
     assert why(bench, "a") == Waiting(
         RequestId("a"),
         Phase.DECODING,
@@ -309,9 +313,9 @@ def test_a_starving_row_waits_for_pages_that_drain_and_then_goes_on() -> None:
         holders=holders(a=3),
     )
     bench.turn()
-    assert goes_on_and_waits(bench, "a") == records == [LogEvent.REQUEST_WAITS]
+    assert goes_on_and_waits(bench, "a") == records == [LogEvent.REQUEST_WAITS] * 2
     bench.turn(report(B, bench.worker(B).seq))
-    assert goes_on_and_waits(bench, "a") == [LogEvent.REQUEST_WAITS, LogEvent.REQUEST_GOES_ON]
+    assert goes_on_and_waits(bench, "a") == [*records, LogEvent.REQUEST_GOES_ON]
     assert why(bench, "a").kind is WaitKind.ANSWER
 
 

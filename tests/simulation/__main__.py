@@ -45,6 +45,7 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.cached_tokens += outcome.cached_tokens
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
+    total.given_back_count += outcome.given_back_count
     total.preemption_count += outcome.preemption_count
     total.pass_count += outcome.pass_count
     total.restart_count += outcome.restart_count
@@ -115,6 +116,7 @@ def main(arguments: list[str]) -> int:
         f"{total.token_count} tokens, {total.cached_tokens} of prompts cached, "
         f"{total.stale_answer_count} late answers, "
         f"{total.pass_count} passes, "
+        f"{total.given_back_count} pages held ahead given back, "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"{total.fence_count} workers fenced, "
         f"{total.queue_timeout_count} ended in the queue, "

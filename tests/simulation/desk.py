@@ -83,6 +83,7 @@ class Desk:
         self.records: dict[LogEvent, int] = {}
         self.expects_ranks = True  # Whoever gives way has the lowest rank.
         self.restart_count = 0  # Of requests that have ended.
+        self.given_back_count = 0  # Pages that rows held ahead, and gave back.
         self.cached_tokens = 0
         self.on_fence: Callable[[WorkerId], None] = lambda _: None
         self._scripts = scripts
@@ -178,6 +179,7 @@ class Desk:
 
     def report(self, worker: WorkerId, report: Report, now_us: int) -> None:
         self._reports.append((worker, report))
+        self.given_back_count += sum(sum(t.page_counts) for t in report.trimmed)
         reported = Reported(
             worker,
             len(self._reports) - 1,
@@ -189,6 +191,7 @@ class Desk:
             report.chunks,
             report.fetched,
             busy_us=report.busy_us,
+            trimmed=report.trimmed,
         )
         self.apply(reported, now_us)
 

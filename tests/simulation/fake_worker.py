@@ -37,6 +37,8 @@ from tidegate.ipc.protocol import (
     RowEnd,
     Start,
     Stop,
+    Trim,
+    Trimmed,
     WorkerId,
     pack_ids,
     unpack_ids,
@@ -56,6 +58,7 @@ class FakeRow:
         self.output_index = start.output_index
         self.known_end = script.prompt_tokens + start.output_index  # At the start.
         self.limit = start.limit
+        self.sits_out_at = start.limit
         self.runs: list[Run] = []
         self.chunks: deque[Chunk] = deque()
         self.decodes = start.output_index > 0 and start.position == self.known_end - 1
@@ -122,6 +125,7 @@ class FakeWorker:
         self.pulls: dict[int, Pull] = {}
         self.applied = PlanSeq(0)
         self.faults: list[Fault] = []
+        self.trimmed: list[Trimmed] = []
         self._inbox: deque[Plan] = deque()
         self._memories = memories
         self._memories[self.pool, self.incarnation] = self.memory
@@ -166,11 +170,11 @@ class FakeWorker:
                         _require(self._peers.pop(pool, None) == incarnation, "unknown peer")
                     case Poison(group=group, ids=ids):
                         self.memory.poison(group, unpack_ids(ids))
-                    case Start() | Chunk() | Grow() | Limit() | Stop():
+                    case Start() | Chunk() | Grow() | Limit() | Trim() | Stop():
                         self.apply_to_row(operation)
         return pulls
 
-    def apply_to_row(self, operation: Start | Chunk | Grow | Limit | Stop) -> None:
+    def apply_to_row(self, operation: Start | Chunk | Grow | Limit | Trim | Stop) -> None:
         if isinstance(operation, Start):
             self._start(operation)
         else:
@@ -193,7 +197,7 @@ class FakeWorker:
             self.memory.expect(index, run, row.script, needed, start.position)
         self.rows[start.row] = row
 
-    def _change_row(self, operation: Chunk | Grow | Limit | Stop) -> None:
+    def _change_row(self, operation: Chunk | Grow | Limit | Trim | Stop) -> None:
         row = self.rows.get(operation.row)
         if row is None:
             return  # It has ended by itself, which the scheduler did not know yet.
@@ -206,9 +210,21 @@ class FakeWorker:
             case Grow(group=group, ids=ids):
                 row.runs[group].ids.extend(unpack_ids(ids))
             case Limit(limit=limit):
-                row.limit = limit
+                row.sits_out_at = limit
+            case Trim(until=until):
+                _require(row.decodes, "pages of a row that does not decode are asked back")
+                self.trimmed.append(self._trim(row, until))
             case Stop():
                 self._forget(row)
+
+    def _trim(self, row: FakeRow, until: int) -> Trimmed:
+        keep_to = max(until, row.position + 1)
+        counts: list[int] = []
+        for group, run in zip(self.layout.groups, row.runs, strict=True):
+            kept = max(0, -(-keep_to // group.page_tokens) - run.first)
+            counts.append(len(run.ids[kept:]))
+            del run.ids[kept:]
+        return Trimmed(row.row, tuple(counts))
 
     def _forget(self, row: FakeRow) -> None:
         row.is_gone = True
@@ -222,7 +238,10 @@ class FakeWorker:
         groups = self.layout.groups
         return any(
             row.chunks
-            or (row.decodes and row.position < min(row.limit, covered(groups, row.runs)))
+            or (
+                row.decodes
+                and row.position < min(row.limit, row.sits_out_at, covered(groups, row.runs))
+            )
             for row in self.rows.values()
         )
 
@@ -249,7 +268,7 @@ class FakeWorker:
             _require(chunk.until <= min(reach, row.limit), "a chunk beyond pages or limit")
             row.decodes = chunk.sample
             return Feed(row, chunk.until, int(chunk.sample), is_chunk=True)
-        end = min(reach, row.limit, row.position + self.steps_max)
+        end = min(reach, row.limit, row.sits_out_at, row.position + self.steps_max)
         if not row.decodes or end <= row.position:
             return None
         return Feed(row, end, end - row.position, is_chunk=False)
@@ -295,6 +314,7 @@ class FakeWorker:
         fetched: Sequence[FetchResult] = (),
     ) -> Report:
         self._launch_count += 1
+        trimmed, self.trimmed = tuple(self.trimmed), []
         return Report(
             applied=self.applied,
             completed=self.completed,
@@ -307,6 +327,7 @@ class FakeWorker:
             fetched=tuple(fetched),
             starved=b"",
             busy_us=0,
+            trimmed=trimmed,
         )
 
     def _write(self, feed: Feed) -> None:

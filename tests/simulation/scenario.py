@@ -125,6 +125,9 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     settings = msgspec.structs.replace(settings, prefix_cache=caches)
     share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])
     arrivals = tuple(_shared(random_cache, arrivals, prompt_max, share))
+    random_ahead = Random(f"{seed} ahead")
+    ahead_max = settings.ahead_tokens * random_ahead.choice([1, 2, 8, 64])
+    settings = msgspec.structs.replace(settings, ahead_tokens_max=Tokens(ahead_max))
     random_tenants = Random(f"{seed} tenants")
     arrivals, weights = _with_tenants(random_tenants, arrivals)
     settings = msgspec.structs.replace(

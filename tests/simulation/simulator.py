@@ -42,6 +42,7 @@ class Outcome(msgspec.Struct):
     cached_tokens: int = 0
     event_count: int = 0
     stale_answer_count: int = 0
+    given_back_count: int = 0  # Pages that rows held ahead, and gave back.
     preemption_count: int = 0
     fence_count: int = 0
     queue_timeout_count: int = 0
@@ -348,6 +349,7 @@ class Simulator:
                 raise SimulationError(f"{worker.worker_id} has answered, and stays suspect")
         outcome = self.outcome
         outcome.stale_answer_count = core.fleet.stale_count
+        outcome.given_back_count = self.desk.given_back_count
         outcome.preemption_count = self.desk.records.get(LogEvent.REQUEST_PREEMPTED, 0)
         outcome.pass_count = self.desk.shares.pass_count
         outcome.restart_count = self.desk.restart_count

@@ -11,7 +11,7 @@ from simulation.scenario import draw
 from simulation.scripts import END_TOKEN, VOCABULARY
 from simulation.simulator import Simulator
 from tidegate.engine.rows import RowTable
-from tidegate.ipc.protocol import Chunk, Grow, Limit, Report, RowEnd, Start, Stop
+from tidegate.ipc.protocol import Chunk, Grow, Limit, Report, RowEnd, Start, Stop, Trim
 from tidegate.kvcache.layout import Layout
 
 SEEDS = range(5000, 5080)
@@ -35,9 +35,11 @@ class DoubleWorker(FakeWorker):
         self.table = RowTable(layout, page_counts, self.row_count, VOCABULARY, (END_TOKEN,))
         self.feeds = self.table.next_launch().feeds
 
-    def apply_to_row(self, operation: Start | Chunk | Grow | Limit | Stop) -> None:
+    def apply_to_row(self, operation: Start | Chunk | Grow | Limit | Trim | Stop) -> None:
         super().apply_to_row(operation)
         self.table.apply(operation)
+        if isinstance(operation, Trim):
+            assert self.table.take_trimmed() == tuple(self.trimmed[-1:])
 
     def make_launch(self, takes: Callable[[FakeRow], bool] = lambda _: True) -> Launch | None:
         if self.launches:
