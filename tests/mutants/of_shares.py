@@ -134,7 +134,7 @@ OF_SHARES = (
         "scheduler/overload.py",
         "if load.count and tokens_max is not None",
         "if tokens_max is not None",
-        BySeed(),
+        OVERLOAD,
     ),
     Mutant(
         "a tenant without requests is still counted",

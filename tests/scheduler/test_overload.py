@@ -130,6 +130,14 @@ def test_a_tenant_comes_back_by_its_share_of_the_speed() -> None:
     assert waits["a"] == pytest.approx(500 / 200 / 0.75 * 1000, rel=0.1)
 
 
+def test_a_tenant_that_waits_no_more_leaves_its_share_to_the_others() -> None:
+    bench = busy()
+    send(bench, "a1", "b1")
+    assert bench.core.fleet.waiting.share("a") == 0.5
+    bench.turn(cancelled("b1"))
+    assert bench.core.fleet.waiting.share("a") == 1.0
+
+
 def test_when_to_come_back_is_bounded_both_ways() -> None:
     bench = busy(waiting_count_max=1, retry_after_ms=700, retry_after_ms_max=9000)
     send(bench, "a1", prompt=900)

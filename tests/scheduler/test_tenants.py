@@ -101,6 +101,19 @@ def test_short_prompts_are_worth_as_much_as_a_long_one() -> None:
     assert order(bench, 10) == "a0 b0 b1 b2 b3 b4 b5 b6 b7 a1"
 
 
+def test_tokens_count_while_their_request_goes_on() -> None:
+    bench = CoreBench(joined(B, Role.BOTH, (50,), FULL_ONLY, rows=2))
+    bench.turn(submitted("a0", 4, 40, tenant="a"), submitted("b0", 4, 4, tenant="b"))
+    bench.turn(submitted("a1", 4, 4, tenant="a"), submitted("b1", 4, 4, tenant="b"))
+    bench.turn(report(B, 1, chunks={0: 4, 1: 4}, tokens={0: 1, 1: 1}))
+    for _ in range(12):
+        bench.turn(report(B, bench.worker(B).seq, tokens={0: 1}))
+    bench.turn(report(B, bench.worker(B).seq, tokens={1: 1}, ended={1: EndReason.END_TOKEN}))
+    bench.turn(report(B, bench.worker(B).seq))
+    # "a0" has had 12 tokens more, and "b0" has ended.
+    assert bench.phase("b1") is Phase.PREFILLING and bench.phase("a1") is Phase.WAITING
+
+
 def test_cached_tokens_are_free() -> None:
     bench = one_row()
     hashes = [bytes([index]) for index in range(10)]
