@@ -30,6 +30,8 @@ from tidegate.ipc.protocol import (
     RowEnd,
     Start,
     Stop,
+    Trim,
+    Trimmed,
     WorkerId,
 )
 from tidegate.kvcache.demand import Lengths
@@ -101,6 +103,7 @@ class MockEngine:
         self._decodes: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
         self._chunks: list[Chunk] = []
         self._fetched: list[FetchResult] = []
+        self._trimmed: list[Trimmed] = []
         self._applied = PlanSeq(0)
         self._owes_answer = False
         self._launch = 0
@@ -124,6 +127,8 @@ class MockEngine:
                     self._chunks.append(operation)
                 case Grow():
                     self._reach[operation.group, operation.row] += _tokens_of(operation.ids)
+                case Trim():
+                    self._trim(operation)
                 case Stop(row=row):
                     self._decodes[row] = False
                     self._chunks = [chunk for chunk in self._chunks if chunk.row != row]
@@ -154,6 +159,7 @@ class MockEngine:
         self._launch += 1
         self._owes_answer = False
         fetched, self._fetched = self._fetched, []
+        trimmed, self._trimmed = self._trimmed, []
         return Report(
             applied=self._applied,
             completed=self._applied,
@@ -166,7 +172,25 @@ class MockEngine:
             fetched=tuple(fetched),
             starved=b"",
             busy_us=0,
+            trimmed=tuple(trimmed),
         )
+
+    def _trim(self, trim: Trim) -> None:
+        """Give up the pages of a row that hold nothing below `until`, nor what it feeds next.
+
+        A row that has ended by itself tells nothing.
+        """
+        if not self._decodes[trim.row]:
+            return
+        keep = Tokens(max(trim.until, self._position.item(trim.row) + 1))
+        counts: list[int] = []
+        for index, group in enumerate(LAYOUT.groups):
+            kept = group.pages(keep)
+            reach = Tokens(self._reach[index].item(trim.row))
+            counts.append(max(0, group.pages(reach) - kept))
+            if counts[-1]:
+                self._reach[index, trim.row] = token_capacity(kept, group.page_tokens)
+        self._trimmed.append(Trimmed(trim.row, tuple(counts)))
 
 
 def _tokens_of(page_ids: bytes) -> int:

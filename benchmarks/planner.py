@@ -38,6 +38,8 @@ from tidegate.ipc.protocol import (
     Row,
     RowEnd,
     Stop,
+    Trim,
+    Trimmed,
     WorkerId,
     pack_ids,
     unpack_ids,
@@ -133,6 +135,7 @@ class InstantWorker:
         """What the launch under this plan brings; None if there is nothing to say."""
         chunks: list[Chunk] = []
         fetched: list[FetchResult] = []
+        trimmed: list[Trimmed] = []
         for operation in () if plan is None else plan.operations:
             match operation:
                 case StartRow() if self.joined.role is Role.DECODE:
@@ -140,6 +143,8 @@ class InstantWorker:
                 case Grow() if operation.row in self.decoding:
                     reaches = self.decoding[operation.row].reaches
                     reaches[operation.group] += tokens_of(operation.ids)
+                case Trim() if operation.row in self.decoding:
+                    trimmed.append(self._trim(operation))
                 case Chunk():
                     chunks.append(operation)
                 case Stop():
@@ -172,7 +177,20 @@ class InstantWorker:
             ended=tuple(ended),
             chunks=tuple(ChunkDone(chunk.row, chunk.until) for chunk in chunks),
             fetched=tuple(fetched),
+            trimmed=tuple(trimmed),
         )
+
+    def _trim(self, trim: Trim) -> Trimmed:
+        """Give up the pages of a row that hold nothing below `until` nor what it feeds next."""
+        state = self.decoding[trim.row]
+        keep = Tokens(max(trim.until, state.position + 1))
+        counts: list[int] = []
+        for index, group in enumerate(self.joined.layout.groups):
+            kept = group.pages(keep)
+            counts.append(max(0, group.pages(Tokens(state.reaches[index])) - kept))
+            if counts[-1]:
+                state.reaches[index] = token_capacity(kept, group.page_tokens)
+        return Trimmed(trim.row, tuple(counts))
 
 
 def tenant_name(tenant: int) -> str:
