@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from simulation.outcome import Outcome, add
 from simulation.overload import draw_any
-from simulation.simulator import Outcome, Simulator
+from simulation.simulator import Simulator
 
 SEEDS_PER_TASK = 50
 
@@ -33,25 +34,6 @@ def run_seeds(
             if stops:
                 break
     return failures, total
-
-
-def add(total: Outcome, outcome: Outcome) -> None:
-    total.submitted += outcome.submitted
-    total.complete += outcome.complete
-    total.refused += outcome.refused
-    total.ended_early += outcome.ended_early
-    total.token_count += outcome.token_count
-    total.fence_count += outcome.fence_count
-    total.cached_tokens += outcome.cached_tokens
-    total.event_count += outcome.event_count
-    total.stale_answer_count += outcome.stale_answer_count
-    total.given_back_count += outcome.given_back_count
-    total.preemption_count += outcome.preemption_count
-    total.pass_count += outcome.pass_count
-    total.restart_count += outcome.restart_count
-    total.queue_timeout_count += outcome.queue_timeout_count
-    for phase, count in outcome.cancelled_in.items():
-        total.cancelled_in[phase] = total.cancelled_in.get(phase, 0) + count
 
 
 def show_trace(seed: int) -> None:

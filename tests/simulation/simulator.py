@@ -20,35 +20,15 @@ from simulation.fake_worker import FakeWorker, Launch, PoolKey, Pull
 from simulation.judge import Stream
 from simulation.liveness import preempt_at_random
 from simulation.memory import Memory, SimulationError
+from simulation.outcome import Outcome
 from simulation.scenario import QUEUE_US, Arrival, Scenario, Trouble, WorkerPlan
 from simulation.scripts import Script
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, Fault, Incarnation, Plan, Report, WorkerId
 from tidegate.scheduler.commands import FinishRequest
-from tidegate.scheduler.phases import Phase
 
 EVENT_COUNT_MAX = 300_000
 RESTART_US = 5_000_000  # Until a worker that was fenced is back.
-
-
-class Outcome(msgspec.Struct):
-    """What a run came to. Counts are of requests, but where a name says otherwise."""
-
-    submitted: int = 0
-    complete: int = 0
-    refused: int = 0
-    ended_early: int = 0
-    token_count: int = 0
-    cached_tokens: int = 0
-    event_count: int = 0
-    stale_answer_count: int = 0
-    given_back_count: int = 0  # Pages that rows held ahead, and gave back.
-    preemption_count: int = 0
-    fence_count: int = 0
-    queue_timeout_count: int = 0
-    pass_count: int = 0  # Requests that began before one that waited for pages.
-    restart_count: int = 0  # How often a request has begun anew because a worker was lost.
-    cancelled_in: dict[Phase, int] = msgspec.field(default_factory=dict[Phase, int])
 
 
 class Life:

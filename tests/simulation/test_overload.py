@@ -2,13 +2,14 @@
 
 import pytest
 
-from simulation.__main__ import add, run_seed
+from simulation.__main__ import run_seed
 from simulation.instant import InstantFleet
 from simulation.known_layouts import layout_of
 from simulation.liveness import AT_RANDOM, Liveness
 from simulation.memory import SimulationError
+from simulation.outcome import Outcome, add
 from simulation.overload import LOAD_SEED_MIN, draw_any
-from simulation.simulator import Outcome, Simulator
+from simulation.simulator import Simulator
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import Role
 from tidegate.kvcache.layout import All

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from simulation.__main__ import add, run_seed
+from simulation.__main__ import run_seed
 from simulation.crowds import CROWD_SEED_MIN
+from simulation.outcome import Outcome, add
 from simulation.overload import draw_any
 from simulation.scenario import ALIKE_SEED_MIN, CANCEL_PHASES, TIGHT_SEED_MIN, Trouble, draw
-from simulation.simulator import Outcome, Simulator
+from simulation.simulator import Simulator
 from tidegate.kvcache.layout import Tokens
 from tidegate.scheduler.phases import Phase
 
