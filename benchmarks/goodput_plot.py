@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from goodput_results import KEPT_SHARE, Curve, Results, TraceResult
+from goodput_results import KEPT_SHARE, Curve, Results
 from trace_fleets import CACHED, CAPPED, DEADLINES, FLEETS, LAWLESS, OURS
 
 # Colours that people with any colour vision tell apart, on the white that is drawn behind.
@@ -44,11 +44,18 @@ def draw(results: Results, path: Path) -> None:
     figure.set_layout_engine("constrained")
     panels = figure.subplots(len(results.traces), len(PANELS) + 1, squeeze=False)
     for row, result in zip(panels, results.traces, strict=True):
+        label = (
+            f"goodput (% of requests)\nTTFT up to {result.ttft_ms / 1e3:g} s, "
+            f"TPOT up to {results.tpot_ms:g} ms"
+        )
+        row[0].set_ylabel(label)
         for axes, fleet in zip(row, PANELS, strict=False):
             curves = [curve for curve in result.curves if curve.fleet == fleet]
-            draw_panel(axes, result, f"doors, {fleet}", curves, lambda curve: curve.door)
+            title = f"{result.trace}: doors, {fleet}"
+            draw_panel(axes, title, curves, lambda curve: curve.door)
         ours = [curve for fleet in FLEETS for curve in result.curves if is_ours(curve, fleet)]
-        draw_panel(row[-1], result, "fleets, our door", ours, lambda curve: curve.fleet)
+        title = f"{result.trace}: fleets, our door"
+        draw_panel(row[-1], title, ours, lambda curve: curve.fleet)
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
@@ -58,7 +65,6 @@ def is_ours(curve: Curve, fleet: str) -> bool:
 
 def draw_panel(
     axes: Axes,
-    result: TraceResult,
     title: str,
     curves: Sequence[Curve],
     label_of: Callable[[Curve], str],
@@ -78,9 +84,8 @@ def draw_panel(
     axes.xaxis.set_major_formatter(FuncFormatter(speed_text))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 103)
-    axes.set_title(f"{result.trace}: {title}", fontsize=10)
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel("speed of the trace, times that of the recording")
-    axes.set_ylabel(f"goodput (% of requests with TTFT ≤ {result.ttft_ms / 1e3:g} s and TPOT)")
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.legend(loc="lower left", fontsize=8)
 
