@@ -53,7 +53,8 @@ from tidegate.scheduler.events import Event, Reported, Submitted, WorkerJoined
 
 
 class NoLaw:
-    """The baseline as a policy. `chunk_tokens` and `ahead_tokens` are as the core's."""
+    """The baseline as a policy. `chunk_tokens` is as the core's; rows take pages for
+    `ahead_tokens` positions beyond the one that is settled."""
 
     def __init__(
         self,

@@ -36,10 +36,12 @@ from tidegate.ipc.protocol import (
     Row,
     RowEnd,
     Stop,
+    Trim,
+    Trimmed,
     WorkerId,
     pack_ids,
 )
-from tidegate.kvcache.layout import Group, Layout, Pages, token_capacity
+from tidegate.kvcache.layout import Group, Layout, Pages, Tokens, token_capacity
 from tidegate.scheduler.commands import SendPlan, StartRow
 from tidegate.scheduler.events import Reported, WorkerJoined
 
@@ -55,6 +57,7 @@ class TimedRow:
         self.request_id = start.request_id
         self.position = start.position
         self.limit = start.limit
+        self.sits_out_at = start.limit
         self.chunks: deque[Chunk] = deque()
         known = prompt_tokens + start.output_index
         self.decodes = start.output_index > 0 and start.position == known - 1
@@ -68,7 +71,7 @@ class TimedRow:
         """How many positions it may decode with the pages that it has."""
         if not self.decodes:
             return 0
-        return min(self.limit, *self.reaches) - self.position
+        return min(self.limit, self.sits_out_at, *self.reaches) - self.position
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -116,6 +119,7 @@ class TimedWorker:
         self._groups = joined.layout.groups
         self._rows: dict[Row, TimedRow] = {}
         self._inbox: deque[SendPlan] = deque()
+        self._trimmed: list[Trimmed] = []  # Since the last report.
         self._applied = PlanSeq(0)
         self._reported = PlanSeq(0)
         self._link_free_us = 0
@@ -175,12 +179,12 @@ class TimedWorker:
                     self._begin_pull(operation, now_us)
                 case Stop(row=row):
                     self._rows.pop(row, None)
-                case Chunk() | Grow() | Limit():
+                case Chunk() | Grow() | Limit() | Trim():
                     self._change(operation)
                 case Peer() | PeerGone() | Poison():
                     pass
 
-    def _change(self, operation: Chunk | Grow | Limit) -> None:
+    def _change(self, operation: Chunk | Grow | Limit | Trim) -> None:
         row = self._rows.get(operation.row)
         if row is None:
             return  # It has ended by itself, which the scheduler did not know yet.
@@ -190,7 +194,20 @@ class TimedWorker:
             case Grow(group=group, ids=ids):
                 row.reaches[group] += tokens_of(ids, self._groups[group])
             case Limit(limit=limit):
-                row.limit = limit
+                row.sits_out_at = limit
+            case Trim(until=until):
+                self._trim(row, until)
+
+    def _trim(self, row: TimedRow, until: int) -> None:
+        """Give up the pages that hold nothing below `until`, nor the position fed next."""
+        keep = Tokens(max(until, row.position + 1))
+        counts: list[int] = []
+        for index, group in enumerate(self._groups):
+            reach, kept = Tokens(row.reaches[index]), group.pages(keep)
+            counts.append(max(0, group.pages(reach) - kept))
+            if counts[-1]:
+                row.reaches[index] = group.start_of(kept)
+        self._trimmed.append(Trimmed(row.row, tuple(counts)))
 
     def _begin_pull(self, fetch: Fetch, now_us: int) -> None:
         byte_count = sum(
@@ -296,6 +313,7 @@ class TimedWorker:
         busy_us: int = 0,
     ) -> Reported:
         self._reported = self._completed()
+        trimmed, self._trimmed = tuple(self._trimmed), []
         return Reported(
             self.joined.worker,
             0,  # Whoever drives it numbers the reports of a turn.
@@ -307,6 +325,7 @@ class TimedWorker:
             chunks,
             fetched,
             busy_us=busy_us,
+            trimmed=trimmed,
         )
 
 

@@ -20,6 +20,7 @@ from tidegate.kvcache.sizer import SizedPools, size_pools
 from tidegate.kvcache.units import unit_tokens
 from tidegate.scheduler.core import Core
 from tidegate.scheduler.events import WorkerJoined
+from tidegate.scheduler.run_ahead import LEAST_PARTS
 from tidegate.scheduler.settings import CoreSettings
 from timed_worker import join_worker
 from virtual_fleet import Run, VirtualFleet
@@ -113,11 +114,12 @@ def join_fleet(setup: Setup, roles: Sequence[Role]) -> list[WorkerJoined]:
 
 
 def make_policy(setup: Setup, door: str) -> Policy:
-    """A door of the names above. All wait as long, run as large chunks and as far ahead."""
+    """A door of the names above. All wait as long and run as large chunks."""
     if door == LAWLESS:
         return NoLaw(
             chunk_tokens=setup.chunk_tokens,
-            ahead_tokens=setup.ahead_tokens,
+            # As little as the core's rows take while pages are short.
+            ahead_tokens=setup.ahead_tokens // LEAST_PARTS,
             patience_us=setup.patience_us,
         )
     core = Core(

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ from trace_fleets import (
 COST_FACTOR = 0.01
 TPOT_MS = 7.0
 PATIENCE_MS = 60_000.0
-REQUEST_COUNT = 1500
+REQUEST_COUNT = 1000
 BREAK_SHARE = 0.5
 
 # Every curve: a fleet, and who decides in it.
@@ -107,13 +107,13 @@ def main() -> None:
     results = Results(options.cost_factor, options.tpot_ms, options.patience_ms)
     for path in options.traces:
         try:
-            results.traces.append(run_trace(path, options, costs))
+            for number, result in enumerate(run_trace(path, options, costs)):
+                if number == 0:
+                    results.traces.append(result)
+                write(results, options.results)
         except (OSError, TraceError) as error:
             parser.error(str(error))
         print_trace(results.traces[-1], results.tpot_ms)
-        if options.results is not None:
-            text = msgspec.json.format(msgspec.json.encode(results), indent=1)
-            options.results.write_bytes(text + b"\n")
     if options.plot is not None:
         from goodput_plot import draw  # It loads matplotlib.
 
@@ -121,8 +121,16 @@ def main() -> None:
     print(json.dumps({"benchmark": "trace_goodput", "figures": figures_of(results)}))
 
 
-def run_trace(path: Path, options: argparse.Namespace, costs: Costs) -> TraceResult:
-    """Every curve of one trace. Progress goes to stderr."""
+def write(results: Results, path: Path | None) -> None:
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+
+
+def run_trace(path: Path, options: argparse.Namespace, costs: Costs) -> Iterator[TraceResult]:
+    """The one result of a trace: without a curve, and again with each more.
+
+    Progress goes to stderr.
+    """
     kind = KINDS.get(path.suffix)
     if kind is None:
         raise TraceError(f"{path}: a trace ends with {' or '.join(KINDS)}")
@@ -143,6 +151,7 @@ def run_trace(path: Path, options: argparse.Namespace, costs: Costs) -> TraceRes
         setup.ttft_ms,
         {pool.name: pool.token_count for pool in setup.sizes[Role.BOTH].pools},
     )
+    yield result
     speeds: Sequence[float] = options.speeds or kind.speeds
     limits = Limits(setup.ttft_ms * 1e3, options.tpot_ms * 1e3)
     for fleet, door in CURVES:
@@ -151,7 +160,7 @@ def run_trace(path: Path, options: argparse.Namespace, costs: Costs) -> TraceRes
         if is_asked and (door != CACHED or any(request.blocks for request in requests)):
             points = run_curve(setup, fleet, door, requests, speeds, limits)
             result.curves.append(Curve(fleet, door, points))
-    return result
+            yield result
 
 
 def run_curve(

@@ -8,6 +8,7 @@ from tidegate.ipc.protocol import (
     Fetch,
     Grow,
     Incarnation,
+    Limit,
     PageRun,
     PlanSeq,
     PoolId,
@@ -18,6 +19,8 @@ from tidegate.ipc.protocol import (
     RowEnd,
     Stop,
     Ticket,
+    Trim,
+    Trimmed,
     WorkerId,
     pack_ids,
     unpack_ids,
@@ -97,6 +100,22 @@ def test_reports_are_gathered_for_so_long_and_no_longer() -> None:
     _, launch = worker.step(0)
     assert launch is not None
     assert GATHER_US <= launch.end_us < GATHER_US + 151
+
+
+def test_a_row_gives_up_the_pages_that_it_does_not_feed_next() -> None:
+    worker = make_worker()
+    worker.receive(plan(1, start(0, ONE, 8, 9, 200), start(1, TWO, 8, 3, 200)))
+    worker.receive(plan(2, Trim(Row(0), 14), Trim(Row(1), 10), Limit(Row(1), 8)))
+    _, launch = worker.step(0)
+    # It keeps 4 pages of 9, as 14 positions are to stay; the other sits out.
+    assert launch is not None
+    assert [(each.request_id, each.count) for each in launch.sampled] == [(ONE, 8)]
+    _, report = worker.land()
+    assert report.trimmed == (Trimmed(Row(0), (5, 5)), Trimmed(Row(1), (0, 0)))
+    worker.receive(plan(3, Limit(Row(1), 200)))
+    _, launch = worker.step(5000)
+    assert launch is not None and launch.sampled[0].request_id == TWO
+    assert worker.land()[1].trimmed == (), "it is told once"
 
 
 def test_plans_wait_for_the_launch_to_end() -> None:
