@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # For torch, if it is loade
 
 from mock_fleet import MockSize, MockSpeed, measure_mock
 from model_options import add_model_options
-from scheduler_cost import Cost, measure_cost
+from scheduler_cost import SLICE_TURN_COUNT, Cost, measure_cost
 from vllm_scheduler import vllm_us_per_token
 
 STREAM_COUNTS = (1, 8, 32)
@@ -52,6 +52,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     scale = 10 if arguments.quick else 1
+    if (turns_min := 2 * SLICE_TURN_COUNT * scale) > arguments.turns:
+        parser.error(f"argument --turns: must be at least {turns_min}, got {arguments.turns}")
     figures: Figures = {}
     measure_costs(arguments.rows, arguments.turns // scale, figures)
     sizes = [
