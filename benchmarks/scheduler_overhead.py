@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     scale = 10 if arguments.quick else 1
-    if (turns_min := 2 * SLICE_TURN_COUNT * scale) > arguments.turns:
+    if (turns_min := SLICE_TURN_COUNT * scale) > arguments.turns:
         parser.error(f"argument --turns: must be at least {turns_min}, got {arguments.turns}")
     figures: Figures = {}
     measure_costs(arguments.rows, arguments.turns // scale, figures)
