@@ -135,6 +135,9 @@ class EngineLink:
         self._meter.own_ns += time.thread_time_ns() - begin
         return SendOutcome.SENT
 
+    def waiting_count(self, peer: bytes) -> int:
+        return 0
+
     def take_gone(self) -> list[bytes]:
         return []
 
@@ -155,6 +158,9 @@ class ClientLink:
 
     def send(self, peer: bytes, frame: bytes) -> SendOutcome:
         return SendOutcome.SENT
+
+    def waiting_count(self, peer: bytes) -> int:
+        return 0
 
     def take_gone(self) -> list[bytes]:
         return []

@@ -123,6 +123,7 @@ class TimedWorker:
         self._applied = PlanSeq(0)
         self._reported = PlanSeq(0)
         self._link_free_us = 0
+        self._trimmed: list[Trimmed] = []
 
     def receive(self, plan: SendPlan) -> None:
         self._inbox.append(plan)

@@ -126,6 +126,10 @@ class ServerLink:
         gone, self._gone = self._gone, []
         return gone
 
+    def waiting_count(self, peer: bytes) -> int:
+        """Frames in the peer's outbox, which ZeroMQ has no room for."""
+        return self._outboxes.count(peer)
+
     def discard(self, peer: bytes) -> int:
         """Drop what waits for the peer. Returns how many frames that were."""
         return self._outboxes.discard(peer)

@@ -82,6 +82,11 @@ class Outboxes:
         self._outboxes[peer] = outbox
         return True
 
+    def count(self, peer: bytes) -> int:
+        """How many frames wait for the peer."""
+        outbox = self._outboxes.get(peer)
+        return 0 if outbox is None else len(outbox.frames)
+
     def head(self, peer: bytes) -> bytes | None:
         """The peer's oldest frame, which stays; None if nothing waits."""
         outbox = self._outboxes.get(peer)

@@ -79,6 +79,7 @@ class WaitKind(Enum):
     DRAINING = "draining"  # Pages of a pool that are on their way: a worker has yet to answer.
     DESTINATION = "destination"  # So many finished prompts need a decode worker before it.
     ANSWER = "answer"  # What a worker computes or copies for it.
+    READER = "reader"  # Its client, which has not read what was sent.
     NOTHING = "nothing"  # It is over, or was never sent, or is unknown here.
 
 

@@ -1,6 +1,7 @@
 """What the core asks the shell to do. The core itself does no I/O."""
 
 from collections.abc import Mapping
+from typing import assert_never
 
 import msgspec
 
@@ -39,6 +40,17 @@ class StartRow(msgspec.Struct, frozen=True):
 
 
 PlanOperation = StartRow | Chunk | Grow | Limit | Trim | Stop | Fetch | Peer | PeerGone | Poison
+
+
+def is_of_row(operation: PlanOperation, row: Row) -> bool:
+    """Is it part of a row's life, from its start to all but its stop?"""
+    match operation:
+        case StartRow() | Chunk() | Grow() | Limit() | Trim():
+            return operation.row == row
+        case Stop() | Fetch() | Peer() | PeerGone() | Poison():
+            return False
+        case _:
+            assert_never(operation)
 
 
 class SendPlan(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from tidegate.scheduler.events import (
     Cancelled,
     ClientGone,
     Event,
+    ReaderChanged,
     Reported,
     RowFaulted,
     Submitted,
@@ -27,6 +28,7 @@ from tidegate.scheduler.events import (
     WorkerLost,
 )
 from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.limits import change_reader
 from tidegate.scheduler.losses import lose_worker, patience_ends_us, why_homeless
 from tidegate.scheduler.overload import Overload, find_overload
 from tidegate.scheduler.planner import make_plan
@@ -74,6 +76,8 @@ class Core:
                 self._submit(event, now_us)
             case Cancelled():
                 self._cancel(event, now_us)
+            case ReaderChanged():
+                change_reader(self.fleet, event, now_us)
             case ClientGone():
                 self._client_gone(event, now_us)
             case _:
@@ -163,7 +167,9 @@ class Core:
             submitted.unit_hashes,
             timeout_ms=submitted.timeout_ms,
             total_timeout_ms=submitted.total_timeout_ms,
+            has_stop_text=submitted.has_stop_text,
         )
+        request.is_held = submitted.client in fleet.behind
         fleet.next_number += 1
         fleet.requests[request.request_id] = request
         fleet.by_client.setdefault(request.client, {})[request.request_id] = request
@@ -241,6 +247,7 @@ class Core:
 
     def _client_gone(self, gone: ClientGone, now_us: int) -> None:
         fleet = self.fleet
+        fleet.behind.pop(gone.client, None)
         requests = list(fleet.by_client.get(gone.client, {}).values())
         fleet.record(
             LogEvent.CLIENT_GONE, client=gone.client, reason=gone.reason, requests=len(requests)

@@ -3,7 +3,8 @@
 Two bound its waiting, and not the work. They are counted from its last named event: accepted,
 admitted, chunk sent, chunk done, prefilled, pull sent, decoding, tokens.
 
-- For an answer that a worker owes it waits for the stall timeout;
+- For an answer that a worker owes it waits for the stall timeout, and as long for its client,
+  if that does not keep up with reading;
 - for a turn or for room, for the queue timeout.
 
 Two are the client's own, and are counted from the request's receipt:
@@ -35,6 +36,7 @@ class Kind(Enum):
     FIRST_TOKEN = auto()  # The client's, until the first token.
     TOTAL = auto()  # The client's, in all.
     ANSWER = auto()  # Of a worker.
+    READER = auto()  # Of the client, to read what was sent.
     TURN = auto()  # In a queue.
 
 
@@ -48,7 +50,9 @@ class Deadline(msgspec.Struct, frozen=True):
 
 def deadline(request: Request, settings: CoreSettings) -> Deadline:
     """When the request has waited too long, or cannot make its client's deadline."""
-    if _worker_owing(request) is None:
+    if request.is_held and request.phase is Phase.DECODING:
+        due = Deadline(request.since_us + settings.stall_timeout_us, Kind.READER)
+    elif _worker_owing(request) is None:
         due = Deadline(request.since_us + settings.queue_timeout_us, Kind.TURN)
     else:
         due = Deadline(request.since_us + settings.stall_timeout_us, Kind.ANSWER)
@@ -174,6 +178,9 @@ def _reason(request: Request, due: Deadline, settings: CoreSettings, now_us: int
             return (
                 f"worker {worker} brought nothing of it for {seconds:g} s, which is the limit"
             )
+        case Kind.READER:
+            seconds = settings.stall_timeout_us / 1e6
+            return f"its client did not catch up with reading for {seconds:g} s, the limit"
         case Kind.TURN:
             seconds = settings.queue_timeout_us / 1e6
             waited = {

@@ -90,12 +90,20 @@ class Submitted(msgspec.Struct, frozen=True):
     unit_hashes: tuple[bytes, ...] = ()
     tenant: str = ""
     total_timeout_ms: int | None = None
+    has_stop_text: bool = False
 
 
 class Cancelled(msgspec.Struct, frozen=True):
     request_id: RequestId
     kept: int
     reason: EndReason
+
+
+class ReaderChanged(msgspec.Struct, frozen=True):
+    """The client does not keep up with reading what is sent to it, or has caught up."""
+
+    client: ClientId
+    is_behind: bool
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -105,4 +113,13 @@ class ClientGone(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = WorkerJoined | WorkerLost | Reported | RowFaulted | Submitted | Cancelled | ClientGone
+Event = (
+    WorkerJoined
+    | WorkerLost
+    | Reported
+    | RowFaulted
+    | Submitted
+    | Cancelled
+    | ReaderChanged
+    | ClientGone
+)

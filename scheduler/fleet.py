@@ -26,6 +26,7 @@ class Fleet:
         self.workers: dict[WorkerId, Worker] = {}
         self.requests: dict[RequestId, Request] = {}
         self.by_client: dict[ClientId, dict[RequestId, Request]] = {}
+        self.behind: dict[ClientId, None] = {}  # Clients that do not keep up with reading.
         self.waiting = WaitingQueue(settings.tenant_weights)
         self.awaiting_target: list[Request] = []  # Prefilled, without a destination, by rank.
         self.newcomers: list[Request] = []  # Of the two queues, since the last plan.

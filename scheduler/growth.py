@@ -19,6 +19,7 @@ from tidegate.ipc.protocol import Grow, PageRun, pack_ids
 from tidegate.kvcache.layout import Pages, Tokens
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.fleet import Fleet
+from tidegate.scheduler.limits import limit_row, next_look
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.row_arrays import NO_EVENT
 from tidegate.scheduler.run_ahead import lead_of
@@ -33,10 +34,14 @@ def grow_decoding(fleet: Fleet, now_us: int) -> None:
     """Look at the rows that have come to the end of their pages, in order of rank."""
     starving: dict[Worker, list[Seat]] = {}
     for seat in sorted(_due(fleet), key=lambda seat: seat.request.rank):
+        if seat.request.is_held:
+            limit_row(fleet, seat)  # It sits out, and takes no page.
+            continue
         _grow(fleet, seat)
         if seat.is_starving and _is_short_of_old(seat):
             reclaim_all(seat.worker)
             _grow(fleet, seat)
+        limit_row(fleet, seat)
         if seat.is_starving:
             starving.setdefault(seat.worker, []).append(seat)
         else:
@@ -105,7 +110,7 @@ def cover_decode(fleet: Fleet, seat: Seat) -> list[tuple[int, bytes]]:
         next_event = min(next_event, covered)
     elif covered < end:
         next_event = min(next_event, Tokens(covered - lead.low + 1))
-    seat.next_event = next_event
+    seat.next_event = min(next_event, next_look(seat))
     return new
 
 

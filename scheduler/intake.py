@@ -95,6 +95,7 @@ class Intake:
             self._unit_hashes(submit) if overload is None else (),
             submit.tenant,
             submit.total_timeout_ms,
+            submit.has_stop_text,
         )
         self._core.apply(submitted, now_us)
         return None

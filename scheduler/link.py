@@ -14,6 +14,10 @@ class Link(Protocol):
 
     def send(self, peer: bytes, frame: bytes) -> SendOutcome: ...
 
+    def waiting_count(self, peer: bytes) -> int:
+        """Frames that wait here for the peer, because it does not take them."""
+        ...
+
     def take_gone(self) -> list[bytes]:
         """Peers found gone since the last call, while their outboxes were emptied."""
         ...

@@ -24,6 +24,7 @@ from tidegate.scheduler.deadlines import end_late_prompt, restart
 from tidegate.scheduler.events import Reported, RowFaulted
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import cover_decode, page_runs
+from tidegate.scheduler.limits import limit_row
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.state import Request, Seat, Worker
 from tidegate.scheduler.surplus import give_back
@@ -271,6 +272,7 @@ def _start_decode(fleet: Fleet, request: Request, now_us: int) -> None:
             pages=page_runs(seat),
         )
     )
+    limit_row(fleet, seat)
     restart(fleet, request, now_us)
     fleet.record(LogEvent.DECODE_STARTED, request, worker=worker.worker_id)
 

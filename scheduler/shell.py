@@ -51,13 +51,17 @@ from tidegate.scheduler.commands import (
     StartRow,
 )
 from tidegate.scheduler.core import Core
-from tidegate.scheduler.events import Cancelled, ClientGone, Event
+from tidegate.scheduler.events import Cancelled, ClientGone, Event, ReaderChanged
 from tidegate.scheduler.intake import Intake, client_id
 from tidegate.scheduler.link import Link, SendOutcome
 from tidegate.scheduler.outgoing import Outgoing
 from tidegate.scheduler.status import status_of
 from tidegate.scheduler.streams import TOKEN_BYTES, Stream, Streams
 from tidegate.scheduler.worker_desk import Turn, WorkerDesk
+
+# Beyond what ZeroMQ keeps for it: a client for whom so many frames wait does not keep up.
+BEHIND_FRAME_COUNT = 64
+BEHIND_INTERVAL_S = 0.02  # How often it is looked at whether it has caught up.
 
 
 class ShellSettings(msgspec.Struct, frozen=True):
@@ -104,6 +108,7 @@ class Shell:
         self._late: list[Event] = []  # Found out while commands were carried out.
         self._reports: list[Turn] = []  # Those of the turn, with their tokens.
         self._questions: list[tuple[bytes, RequestId]] = []  # The turn's `WhyWaiting`.
+        self._behind: dict[bytes, None] = {}  # Connections that do not keep up with reading.
         self._wake = trio.Event()
         self._turned = trio.Event()
 
@@ -141,6 +146,8 @@ class Shell:
     async def _sleep(self) -> None:
         wake_us = self._core.wake_us
         deadline = float("inf") if wake_us is None else wake_us / 1e6
+        if self._behind:
+            deadline = min(deadline, trio.current_time() + BEHIND_INTERVAL_S)
         with trio.move_on_at(deadline):
             await self._wake.wait()
         # Frames that came at the same moment join this turn.
@@ -183,6 +190,7 @@ class Shell:
             self._outgoing.add(peer, answer)
         self._questions.clear()
         self._flush_outgoing()
+        self._note_caught_up()
         if self._late:
             self._wake.set()
 
@@ -309,13 +317,22 @@ class Shell:
             for message in messages:
                 self._reply(peer, message)
 
+    def _note_caught_up(self) -> None:
+        for peer in tuple(self._behind):
+            if not self._clients.waiting_count(peer):
+                del self._behind[peer]
+                self._late.append(ReaderChanged(client_id(peer), is_behind=False))
+
     def _reply(self, peer: bytes, message: SchedulerToClient) -> None:
         self._note_outcome(peer, self._clients.send(peer, encode(message)))
 
     def _note_outcome(self, peer: bytes, outcome: SendOutcome) -> None:
         match outcome:
             case SendOutcome.SENT:
-                pass
+                waiting_count = self._clients.waiting_count(peer)
+                if waiting_count >= BEHIND_FRAME_COUNT and peer not in self._behind:
+                    self._behind[peer] = None
+                    self._late.append(ReaderChanged(client_id(peer), is_behind=True))
             case SendOutcome.GONE:
                 self._late.append(ClientGone(client_id(peer), "its connection ended"))
             case SendOutcome.FULL:

@@ -4,10 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.protocol import (
-    Chunk,
-    Grow,
     Incarnation,
-    Limit,
     PlanSeq,
     PoolHandle,
     PoolId,
@@ -15,14 +12,13 @@ from tidegate.ipc.protocol import (
     Role,
     Row,
     Ticket,
-    Trim,
     WorkerId,
 )
 from tidegate.kvcache.books import Books, Holding
 from tidegate.kvcache.demand import Leg, Lengths
 from tidegate.kvcache.layout import Layout, Pages, Tokens
 from tidegate.kvcache.prefix_node import UnitHash
-from tidegate.scheduler.commands import PlanOperation, StartRow
+from tidegate.scheduler.commands import PlanOperation, StartRow, is_of_row
 from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
@@ -117,7 +113,7 @@ class Worker:
         since: list[int] = []
         if self.completed < self.seq:
             since.append(self.answered_us)
-        if any(not seat.is_ended for seat in self.seats.values()):
+        if any(seat.owes for seat in self.seats.values()):
             since.append(self.progress_us)
         return min(since, default=None)
 
@@ -132,11 +128,7 @@ class Worker:
         """
         if not any(isinstance(op, StartRow) and op.row == row for op in self.operations):
             return False
-        self.operations = [
-            op
-            for op in self.operations
-            if not (isinstance(op, StartRow | Chunk | Grow | Limit | Trim) and op.row == row)
-        ]
+        self.operations = [op for op in self.operations if not is_of_row(op, row)]
         return True
 
     def complete(self, plan: PlanSeq) -> None:
@@ -191,6 +183,7 @@ class Seat:
         self.chunk_until: Tokens | None = None
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
+        self.sits_out_at = lengths.end  # The position that the worker was told; see `limits`.
         self.is_due = False  # The next plan looks at its pages.
         self.is_asked_back = False  # The worker has yet to say which pages it gives back.
         self.needs_until = Tokens(0)  # It keeps, or has fed, what is below.
@@ -251,6 +244,12 @@ class Seat:
         return self.leg is not Leg.SOURCE
 
     @property
+    def owes(self) -> bool:
+        """The worker has something to bring for it: it neither ended, nor sits out."""
+        is_decoding = self.request.phase is Phase.DECODING
+        return not self.is_ended and not (is_decoding and self.request.is_held)
+
+    @property
     def is_starving(self) -> bool:
         """It decodes, and no page holds the position that it would feed next."""
         return self.settled < self.lengths.end and self.holding.covered <= self.settled
@@ -283,6 +282,7 @@ class Request:
         *,
         timeout_ms: int | None = None,
         total_timeout_ms: int | None = None,
+        has_stop_text: bool = False,
     ) -> None:
         """The timeouts are the client's own: until the first token, and in all."""
         self.request_id = request_id
@@ -292,6 +292,8 @@ class Request:
         self.number = number  # In the order of arrival.
         self.unit_hashes = unit_hashes  # Of its prompt.
         self.cached_tokens = Tokens(0)  # Of its prompt, when it last began before any output.
+        self.has_stop_text = has_stop_text  # Its client may find any token to be the last.
+        self.is_held = False  # Its client does not keep up with reading.
         self._since_us = received_us
         self.timer_us: int | None = None  # When it will be looked at.
         self.times = Times(received_us)

@@ -42,6 +42,11 @@ def wait_text(waiting: Waiting, request: Request, worker: Worker | None, first: 
             )
         case WaitKind.ANSWER:
             text = f"{name} {_answer(request, place)}"
+        case WaitKind.READER:
+            text = (
+                f"{name} waits for its client to read what was sent: its row on {place} "
+                "sits out until then"
+            )
         case WaitKind.NOTHING:
             raise AssertionError("a living request waits for something")
         case _:

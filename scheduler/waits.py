@@ -160,6 +160,8 @@ def _cause_on_worker(request: Request) -> Cause:
     """What a request with a place of its own waits for."""
     seat = request.source if request.target is None else request.target
     assert seat is not None
+    if request.phase is Phase.DECODING and request.is_held:
+        return Cause(WaitKind.READER, seat.worker)
     if request.phase is Phase.DECODING and seat.is_starving and not seat.is_ended:
         return cause_of_starving(seat)
     prompts = seat.worker.prefilling

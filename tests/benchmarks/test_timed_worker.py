@@ -94,6 +94,20 @@ def test_rows_run_ahead_to_the_end_of_their_pages_or_to_their_limit() -> None:
     assert launch is not None and launch.sampled[0].count == 4
 
 
+def test_a_row_gives_up_the_pages_that_it_has_not_fed_and_sits_out_at_a_limit() -> None:
+    worker = make_worker()
+    worker.receive(plan(1, start(0, ONE, 8, 6, 30), Limit(Row(0), 10), Trim(Row(0), 13)))
+    _, launch = worker.step(0)
+    assert launch is not None and launch.sampled[0].count == 2
+    _, report = worker.land()
+    assert report.trimmed == (Trimmed(Row(0), (2, 2)),) and report.ended == ()
+    assert worker.step(302) == ([], None)
+    worker.receive(plan(2, Limit(Row(0), 30)))
+    _, launch = worker.step(302)
+    assert launch is not None and launch.sampled[0].count == 6
+    assert worker.land()[1].trimmed == ()
+
+
 def test_reports_are_gathered_for_so_long_and_no_longer() -> None:
     worker = make_worker()
     worker.receive(plan(1, start(0, ONE, 8, 60, 200)))

@@ -204,6 +204,16 @@ def test_a_row_that_sits_out_is_still_there(worker: Worker) -> None:
     assert worker.report().rows == pack_ids([0])
 
 
+def test_who_begins_and_who_is_stopped_is_in_or_out_of_the_very_next_launch(
+    worker: Worker,
+) -> None:
+    """However far the pages of the others reach."""
+    worker.plan(start(0), Chunk(Row(0), 10, True), start(1), Chunk(Row(1), 10, True))
+    assert unpack_ids(worker.report().rows) == (0, 1)
+    worker.plan(Stop(Row(0)), start(2), Chunk(Row(2), 10, True))
+    assert unpack_ids(worker.report().rows) == (1, 2)
+
+
 def test_pages_that_a_row_gives_up_are_told_with_the_answer(worker: Worker) -> None:
     worker.plan(start(), Chunk(Row(0), 10, True))
     worker.report()

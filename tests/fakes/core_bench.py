@@ -107,6 +107,7 @@ def submitted(
     hashes: Sequence[bytes] = (),
     tenant: str = "",
     total_timeout_ms: int | None = None,
+    has_stop_text: bool = False,
 ) -> Submitted:
     return Submitted(
         RequestId(name),
@@ -118,6 +119,7 @@ def submitted(
         tuple(hashes),
         tenant,
         total_timeout_ms,
+        has_stop_text,
     )
 
 

@@ -112,6 +112,7 @@ async def test_a_slow_reader_is_told_of_at_its_bound_and_delays_nobody(tmp_path:
     ):
         await until(is_full)
         assert link.queued_byte_count == 10 * BIG
+        assert (link.waiting_count(b"slow"), link.waiting_count(b"fast")) == (10, 0)
         for count in range(100):
             assert link.send(b"slow", b"turned away") is SendOutcome.FULL
             assert link.send(b"fast", b"%d" % count) is SendOutcome.SENT

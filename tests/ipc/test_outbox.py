@@ -16,6 +16,7 @@ def test_frames_come_back_in_the_order_in_which_they_went_in() -> None:
     outboxes = Outboxes(OutboxBounds())
     for frame in (b"1", b"2", b"3"):
         assert outboxes.add(b"peer", frame)
+    assert (outboxes.count(b"peer"), outboxes.count(b"other")) == (3, 0)
     taken: list[bytes | None] = []
     while b"peer" in outboxes:
         taken.append(outboxes.head(b"peer"))

@@ -1,6 +1,7 @@
 """All the bugs that are planted."""
 
 from mutants.mutant import Mutant
+from mutants.of_limits import OF_LIMITS
 from mutants.of_pages import OF_PAGES
 from mutants.of_prefixes import OF_PREFIXES
 from mutants.of_requests import OF_REQUESTS
@@ -13,4 +14,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_PREFIXES,
     *OF_SHARES,
     *OF_SURPLUS,
+    *OF_LIMITS,
 )

@@ -19,7 +19,9 @@ from tidegate.ipc.protocol import (
     FetchResult,
     Fingerprint,
     Finished,
+    Grow,
     Hello,
+    Limit,
     Malformed,
     ModelCard,
     NewTokens,
@@ -52,7 +54,7 @@ from tidegate.kvcache.layout import All, Group, Layout, TensorSpec, Tokens
 from tidegate.scheduler.core import Core
 from tidegate.scheduler.link import SendOutcome
 from tidegate.scheduler.settings import CoreSettings
-from tidegate.scheduler.shell import Shell, ShellSettings
+from tidegate.scheduler.shell import BEHIND_FRAME_COUNT, Shell, ShellSettings
 
 CLIENT = b"client"
 B = WorkerId("b")
@@ -70,6 +72,7 @@ class MemoryLink:
         self.sent: dict[bytes, deque[bytes]] = {}
         self.outcome: dict[bytes, SendOutcome] = {}
         self.gone: list[bytes] = []
+        self.waiting: dict[bytes, int] = {}
 
     async def receive(self) -> list[tuple[bytes, bytes]]:
         """All that are there, one at least."""
@@ -83,6 +86,9 @@ class MemoryLink:
         if outcome is SendOutcome.SENT:
             self.sent.setdefault(peer, deque()).append(frame)
         return outcome
+
+    def waiting_count(self, peer: bytes) -> int:
+        return self.waiting.get(peer, 0)
 
     def take_gone(self) -> list[bytes]:
         gone, self.gone = self.gone, []
@@ -385,6 +391,40 @@ async def test_a_client_that_is_gone_or_too_slow_loses_its_requests(
             await trio.sleep(2)  # The next ping finds it out.
             assert not bench.core.fleet.requests
             bench.clients.outcome.clear()
+        nursery.cancel_scope.cancel()
+
+
+async def test_rows_of_a_client_that_does_not_keep_up_sit_out_until_it_has(
+    log: Log, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.shell.run)
+        bench.join("b", Role.BOTH)
+        await trio.sleep(0.1)
+        bench.to_worker("b")
+        bench.submit("a", [3], max_tokens=20)
+        await trio.sleep(0.1)
+        (plan,) = bench.plans("b")
+        bench.clients.waiting[CLIENT] = BEHIND_FRAME_COUNT - 1
+        done = (ChunkDone(Row(0), 1),)
+        bench.workers.put(b"b", report(plan, chunks=done, tokens={0: [5]}))
+        await trio.sleep(0.1)
+        (plan,) = bench.plans("b")
+        assert [type(operation) for operation in plan.operations] == [Grow]
+        bench.clients.waiting[CLIENT] += 1
+        bench.workers.put(b"b", report(plan, tokens={0: [6]}))
+        await trio.sleep(0.1)
+        (plan,) = bench.plans("b")
+        assert plan.operations == (Limit(Row(0), 0),)
+        # As long as a frame waits for it, it has not caught up.
+        bench.clients.waiting[CLIENT] = 1
+        await trio.sleep(0.1)
+        assert bench.plans("b") == []
+        bench.clients.waiting.clear()
+        await trio.sleep(0.1)
+        (plan,) = bench.plans("b")
+        assert plan.operations == (Limit(Row(0), 20),)
         nursery.cancel_scope.cancel()
 
 

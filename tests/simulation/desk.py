@@ -49,6 +49,7 @@ from tidegate.scheduler.events import (
     ClientGone,
     ClientId,
     Event,
+    ReaderChanged,
     Reported,
     RowFaulted,
     Submitted,
@@ -135,6 +136,7 @@ class Desk:
             self._unit_hashes(script),
             script.tenant,
             script.total_timeout_ms,
+            script.has_stop_text,
         )
         self.apply(submitted, now_us)
 
@@ -171,6 +173,9 @@ class Desk:
         self.judge.cancel(request_id)
         if request_id in self._living:
             self.apply(Cancelled(request_id, kept, EndReason.CANCELLED), now_us)
+
+    def reader(self, client: str, now_us: int, *, is_behind: bool) -> None:
+        self.apply(ReaderChanged(ClientId(client), is_behind), now_us)
 
     def client_gone(self, client: str, now_us: int) -> None:
         for request_id in self.core.fleet.by_client.get(ClientId(client), ()):

@@ -73,6 +73,7 @@ class Scenario(msgspec.Struct, frozen=True):
     workers: tuple[WorkerPlan, ...]
     arrivals: tuple[Arrival, ...]
     clients_gone: tuple[tuple[int, str], ...]
+    clients_behind: tuple[tuple[int, int, str], ...]  # Who does not read, from when until when.
     delay_us_max: int
     turn_us_max: int  # How long what arrives may wait for the scheduler's next turn.
     fault_share: float
@@ -145,6 +146,9 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     )
     if Trouble.TIMEOUT in troubles:
         arrivals = tuple(_with_deadlines(Random(f"{seed} deadlines"), arrivals))
+    random_readers = Random(f"{seed} readers")
+    behind = _behind(random_readers, clients)
+    arrivals = tuple(_with_stop_text(random_readers, arrivals))
     gone = [
         (random.randrange(2 * SPREAD_US), client)
         for client in clients
@@ -158,11 +162,29 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
         workers=workers,
         arrivals=arrivals,
         clients_gone=tuple(gone),
+        clients_behind=behind,
         delay_us_max=random.choice([0, 500, 5_000, 50_000]),
         turn_us_max=random.choice([0, 500, 20_000]),
         fault_share=0.02 if Trouble.FAULT in troubles else 0.0,
         fetch_error_share=0.2 if Trouble.FETCH in troubles else 0.0,
     )
+
+
+def _behind(random: Random, clients: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+    found: list[tuple[int, int, str]] = []
+    for client in clients:
+        if random.random() < 0.3:
+            at_us = random.randrange(2 * SPREAD_US)
+            found.append((at_us, at_us + random.choice([1, 10_000, STALL_US // 2]), client))
+    return tuple(found)
+
+
+def _with_stop_text(random: Random, arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
+    share = random.choice([0.0, 0.0, 0.5])
+    for arrival in arrivals:
+        has_stop_text = random.random() < share
+        script = msgspec.structs.replace(arrival.script, has_stop_text=has_stop_text)
+        yield msgspec.structs.replace(arrival, script=script)
 
 
 def _layout(random: Random, is_alike: bool) -> Layout:

@@ -29,6 +29,7 @@ class Script(msgspec.Struct, frozen=True):
     shared_tokens: int = 0  # So long its prompt is that of its whole family.
     tenant: str = ""
     total_timeout_ms: int | None = None
+    has_stop_text: bool = False
 
     @property
     def request_id(self) -> RequestId:

@@ -92,6 +92,9 @@ class Simulator:
                 self._at(plan.stalls_at_us, partial(self._stall, plan))
         for arrival in scenario.arrivals:
             self._at(1 + arrival.at_us, partial(self._arrive, arrival))
+        for at_us, until_us, client in scenario.clients_behind:
+            self._at(at_us, partial(self._reader, client, is_behind=True))
+            self._at(until_us, partial(self._reader, client, is_behind=False))
         for at_us, client in scenario.clients_gone:
             self._at(at_us, partial(self._client_gone, client))
         while self._events:
@@ -303,6 +306,9 @@ class Simulator:
             counts[request.phase] = counts.get(request.phase, 0) + 1
         kept = self._random.randint(0, 3)
         self.desk.cancel(script.request_id, kept, self.now_us)
+
+    def _reader(self, client: str, *, is_behind: bool) -> None:
+        self._tell(lambda: self.desk.reader(client, self.now_us, is_behind=is_behind))
 
     def _client_gone(self, client: str) -> None:
         self._tell(lambda: self.desk.client_gone(client, self.now_us))
