@@ -10,7 +10,8 @@ Short streams decode; then a long prompt arrives. Measured, with the real server
 - the prompt's own time to its first token, beside that on the same server when it is idle.
 
 This is done for one worker of both roles, and for prefill and decode apart, each with chunks
-and without. Prefill and decode apart have two workers, with as many threads each.
+and without; on the worker of both roles with chunks that are smaller while streams decode, and
+with chunks that are not. Prefill and decode apart have two workers, with as many threads each.
 """
 
 import argparse
@@ -46,7 +47,16 @@ class Case(msgspec.Struct, frozen=True):
 
 CASES = (
     Case("both_chunks", "one worker, chunks", ("--role-both",)),
-    Case("both_whole", "one worker, whole prompts", ("--role-both", "--chunk-tokens", "none")),
+    Case(
+        "both_chunks_alike",
+        "one worker, chunks all alike",
+        ("--role-both", "--mixed-chunk-tokens", "none"),
+    ),
+    Case(
+        "both_whole",
+        "one worker, whole prompts",
+        ("--role-both", "--chunk-tokens", "none", "--mixed-chunk-tokens", "none"),
+    ),
     Case("pd_chunks", "apart, chunks", ()),
     Case("pd_whole", "apart, whole prompts", ("--chunk-tokens", "none")),
 )

@@ -123,7 +123,6 @@ class TimedWorker:
         self._applied = PlanSeq(0)
         self._reported = PlanSeq(0)
         self._link_free_us = 0
-        self._trimmed: list[Trimmed] = []
 
     def receive(self, plan: SendPlan) -> None:
         self._inbox.append(plan)
@@ -222,7 +221,9 @@ class TimedWorker:
     # --- Launches ---
 
     def _make_launch(self, now_us: int) -> Launch | None:
-        prompts = [row for row in self._rows.values() if row.chunks]
+        waiting = [row for row in self._rows.values() if row.chunks]
+        turn = min((row.chunks[0].turn for row in waiting), default=0)
+        prompts = [row for row in waiting if row.chunks[0].turn == turn]
         decoding = [row for row in self._rows.values() if not row.chunks and row.left > 0]
         if prompts:
             return self._mixed(prompts, decoding, now_us)

@@ -20,6 +20,7 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *option("--client-endpoint", settings.client_endpoint),
         *option("--worker-endpoint", settings.worker_endpoint),
         *option("--chunk-tokens", core.chunk_tokens or "none"),
+        *option("--mixed-chunk-tokens", core.mixed_chunk_tokens or "none"),
         *option("--default-max-tokens", core.default_max_tokens),
         *option("--queue-timeout", core.queue_timeout_us / 1e6),
         *option("--stall-timeout", core.stall_timeout_us / 1e6),

@@ -17,6 +17,7 @@ DEFAULT_DEVICE = "cpu"
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_PAGE_TOKENS = 16
 DEFAULT_CHUNK_TOKENS = 512
+DEFAULT_MIXED_CHUNK_TOKENS = 256
 DEFAULT_RUNNING_COUNT = 32
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_STALL_TIMEOUT_S = 120.0
@@ -151,6 +152,15 @@ def add_chunk(parser: Target) -> None:
 
 
 def add_scheduling(parser: Target) -> None:
+    parser.add_argument(
+        "--mixed-chunk-tokens",
+        type=values.count_or_none,
+        metavar="N",
+        default=DEFAULT_MIXED_CHUNK_TOKENS,
+        help="prompt tokens in one launch at most while rows decode on the same worker, which "
+        "wait for it, or none for no bound but --chunk-tokens "
+        f"(default {DEFAULT_MIXED_CHUNK_TOKENS})",
+    )
     parser.add_argument(
         "--default-max-tokens",
         type=values.count,

@@ -71,8 +71,10 @@ def scheduler_settings(
     arguments: argparse.Namespace, *, client_endpoint: str, worker_endpoint: str
 ) -> SchedulerSettings:
     chunk_tokens: int | None = arguments.chunk_tokens
+    mixed: int | None = arguments.mixed_chunk_tokens
     core = CoreSettings(
         chunk_tokens=None if chunk_tokens is None else Tokens(chunk_tokens),
+        mixed_chunk_tokens=None if mixed is None else Tokens(mixed),
         default_max_tokens=arguments.default_max_tokens,
         queue_timeout_us=round(arguments.queue_timeout * 1e6),
         stall_timeout_us=round(arguments.stall_timeout * 1e6),

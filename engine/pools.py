@@ -33,7 +33,7 @@ def pool_settings(
         max_running=settings.max_running,
         pace=Pace(
             tokens(settings.chunk_tokens),
-            chunks_in_flight=1,
+            chunks_in_flight=1,  # The next one takes what is free; see `scheduler/chunks.py`.
             ahead=Tokens(settings.ahead_tokens),
         ),
         context=Tokens(config.context),

@@ -5,8 +5,8 @@ A row's life:
 1. `Start` makes it. Positions below its `position` are settled; it knows the tokens from
    there on. With exactly one token known, and that one sampled (`output_index` above 0), it
    *decodes*: every launch feeds that token. Otherwise it waits for `Chunk`s.
-2. A `Chunk` feeds the known tokens up to `until`. One that samples makes token
-   `output_index`, with which the row decodes from then on.
+2. A `Chunk` feeds the known tokens up to `until`, in a launch with others of its turn. One that
+   samples makes token `output_index`, with which the row decodes from then on.
 3. A row that decodes feeds position q if its pages cover q in every group. Without a page it
    is *starved*, and sits out. It sits out, too, from the position on that a `Limit` names,
    until another one lets it go on.
@@ -168,14 +168,18 @@ class RowTable:
             self.fault(operation.row, "bad_plan", str(error))
 
     def next_launch(self) -> Launch:
-        """Every chunk that waits (one a row) and every row that decodes.
+        """Every chunk of the lowest turn (one a row) and every row that decodes.
 
         The same feeds come again until they are settled or their rows forgotten.
         """
         feeds: list[Feed] = []
         starved: list[Row] = []
+        heads = (state.chunks[0].turn for state in self._rows.values() if state.chunks)
+        turn = min(heads, default=0)
         for state in tuple(self._rows.values()):
             if state.chunks:
+                if state.chunks[0].turn > turn:
+                    continue
                 feed = self._feed_chunk(state, state.chunks[0])
                 if feed is not None:
                     feeds.append(feed)

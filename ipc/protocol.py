@@ -244,11 +244,15 @@ class Start(Part, frozen=True, tag=True):
 
 
 class Chunk(Part, frozen=True, tag=True):
-    """Prefill the row's positions up to `until`; sample after the last one if `sample`."""
+    """Prefill the row's positions up to `until`; sample after the last one if `sample`.
+
+    A launch runs the waiting chunks of the lowest turn, one of a row.
+    """
 
     row: Row
     until: int
     sample: bool
+    turn: int = 0
 
 
 class Grow(Part, frozen=True, tag=True):

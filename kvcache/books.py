@@ -214,6 +214,13 @@ class Books:
         holding.peak[group] = max(holding.peak[group], table.page_count)
         return pages
 
+    def can_cover(self, holding: Holding, until: Tokens, *, surplus: bool) -> bool:
+        """Would `cover` reach to the end in every group?"""
+        return all(
+            table.missing(until) <= holding.lacks(g) + (self.available(g) if surplus else 0)
+            for g, table in enumerate(holding.tables)
+        )
+
     def publish(self, holding: Holding, settled: Tokens) -> None:
         """All launches up to this position are over: let others find the full units below.
 

@@ -125,8 +125,8 @@ class Fleet:
         worker, request = seat.worker, seat.request
         for group, peak in zip(worker.layout.groups, seat.holding.peak, strict=True):
             request.pages_peak[group.name] = max(request.pages_peak.get(group.name, 0), peak)
-        if seat.chunk_until is not None:
-            worker.chunks_in_flight -= 1
+        for chunk in seat.chunks:
+            worker.turns.close(chunk.turn)
         if seat in worker.prefilling:
             worker.prefilling.remove(seat)
         worker.books.withdraw(seat.holding, worker.next_seq)
@@ -257,8 +257,7 @@ class Fleet:
         uncomputed = 0
         if request.phase is Phase.PREFILLING and request.output_count == 0:
             assert seat is not None
-            begun = seat.settled if seat.chunk_until is None else seat.chunk_until
-            uncomputed = seat.lengths.prompt - begun
+            uncomputed = seat.lengths.prompt - seat.given
         self.waiting.shares.end(account, request.output_count, uncomputed)
 
     def _summarise(

@@ -48,7 +48,7 @@ def patience_ends_us(worker: Worker, settings: CoreSettings) -> int | None:
     """
     if worker.suspect_since_us is not None:
         return worker.suspect_since_us + settings.fence_timeout_us
-    since_us = worker.owes_since_us
+    since_us = _owes_since_us(worker)
     return None if since_us is None else since_us + settings.stall_timeout_us
 
 
@@ -145,3 +145,13 @@ def _begin_anew(
         else:
             fleet.requeue(request, now_us)
         restart(fleet, request, now_us)
+
+
+def _owes_since_us(worker: Worker) -> int | None:
+    """Since when the oldest answer that it owes is due; None if it owes nothing."""
+    since: list[int] = []
+    if worker.completed < worker.seq:
+        since.append(worker.answered_us)
+    if any(seat.owes for seat in worker.seats.values()):
+        since.append(worker.progress_us)
+    return min(since, default=None)

@@ -6,15 +6,14 @@ remembered from one plan to the next but the queues themselves.
 """
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Chunk, EndReason, Grow, Poison, pack_ids
-from tidegate.kvcache.layout import Tokens
+from tidegate.ipc.protocol import EndReason, Poison, pack_ids
+from tidegate.scheduler.chunks import hand_out_chunks
 from tidegate.scheduler.commands import SendPlan
-from tidegate.scheduler.deadlines import expire, restart
+from tidegate.scheduler.deadlines import expire
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import grow_decoding
 from tidegate.scheduler.losses import judge_workers
 from tidegate.scheduler.placement import admit_waiting, assign_targets
-from tidegate.scheduler.state import Seat, Worker
 from tidegate.scheduler.wait_records import note_newcomers
 
 
@@ -33,27 +32,6 @@ def make_plan(fleet: Fleet, now_us: int) -> None:
             hand_out_chunks(fleet, worker, now_us)
     fail_stuck_heads(fleet, now_us)
     send_plans(fleet, now_us)
-
-
-def hand_out_chunks(fleet: Fleet, worker: Worker, now_us: int) -> None:
-    """Give the worker its next launch of prompt positions: several prompts share the budget."""
-    if worker.chunks_in_flight:
-        return
-    budget = fleet.settings.chunk_tokens
-    for seat in worker.prefilling:
-        prompt = seat.lengths.prompt
-        left = prompt if budget is None else budget
-        if left == 0:
-            return
-        until = Tokens(min(prompt, seat.settled + left))
-        until = _cover_chunk(seat, worker.books.chunk_end(seat.settled, until, prompt))
-        assert until > seat.settled, "a prompt whose floor is reserved always goes on"
-        seat.chunk_until = until
-        worker.chunks_in_flight += 1
-        restart(fleet, seat.request, now_us)
-        worker.add(Chunk(seat.row, until, sample=until == prompt))
-        if budget is not None:
-            budget = Tokens(budget - (until - seat.settled))
 
 
 def fail_stuck_heads(fleet: Fleet, now_us: int) -> None:
@@ -98,13 +76,3 @@ def send_plans(fleet: Fleet, now_us: int) -> None:
         worker.operations = []
         worker.must_plan = False
         fleet.commands.append(SendPlan(worker.worker_id, worker.seq, operations))
-
-
-def _cover_chunk(seat: Seat, until: Tokens) -> Tokens:
-    """Take pages for the chunk; returns where it must be cut for want of pages."""
-    worker, holding = seat.worker, seat.holding
-    for index, _ in enumerate(worker.layout.groups):
-        pages = worker.books.cover(holding, index, until, surplus=True)
-        if pages:
-            worker.add(Grow(seat.row, index, pack_ids(pages)))
-    return min(until, holding.covered)

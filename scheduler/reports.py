@@ -104,8 +104,7 @@ def _chunk_done(fleet: Fleet, worker: Worker, chunk: ChunkDone, now_us: int) -> 
             fleet, seat, f"a chunk until {chunk.until} that it was not given", now_us
         )
         return
-    seat.chunk_until = None
-    worker.chunks_in_flight -= 1
+    worker.turns.close(seat.chunks.popleft().turn)
     fleet.record(
         LogEvent.CHUNK_DONE,
         request,

@@ -12,8 +12,10 @@ TENANT_WEIGHT_MAX = 1e6
 class CoreSettings(msgspec.Struct, frozen=True):
     """Settings of the core. Raises `ValueError`, which names the field, for a bad value.
 
-    `chunk_tokens` bounds the prompt tokens in one launch; None means no bound. `ahead_tokens`
-    is how far decode rows run beyond the position that the scheduler knows to be settled, and
+    `chunk_tokens` bounds the prompt tokens in one launch, and `mixed_chunk_tokens` those in a
+    launch in which rows decode too; None means no bound. `chunks_in_flight` launches of them
+    are with a worker, if there are pages for them; see `chunks`. `ahead_tokens` is how far
+    decode rows run beyond the position that the scheduler knows to be settled, and
     `ahead_tokens_max` how far they may while there is plenty of room; see `run_ahead`.
     `waiting_count_max` and `waiting_tokens_max` bound the requests in the queue and the tokens
     of their prompts, `tenant_…` those of each tenant (None: only those of all count); see
@@ -29,6 +31,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     """
 
     chunk_tokens: Tokens | None = Tokens(512)
+    mixed_chunk_tokens: Tokens | None = Tokens(256)
+    chunks_in_flight: int = 2
     ahead_tokens: Tokens = Tokens(32)
     ahead_tokens_max: Tokens = Tokens(256)
     default_max_tokens: int = 1024
@@ -51,6 +55,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in (
             "chunk_tokens",
+            "mixed_chunk_tokens",
+            "chunks_in_flight",
             "ahead_tokens",
             "ahead_tokens_max",
             "default_max_tokens",
@@ -88,4 +94,4 @@ class CoreSettings(msgspec.Struct, frozen=True):
 
     @property
     def pace(self) -> Pace:
-        return Pace(self.chunk_tokens, chunks_in_flight=1, ahead=self.ahead_tokens)
+        return Pace(self.chunk_tokens, self.chunks_in_flight, ahead=self.ahead_tokens)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.protocol import (
+    Chunk,
     Incarnation,
     PlanSeq,
     PoolHandle,
@@ -25,6 +26,7 @@ from tidegate.scheduler.phases import Phase, check_move
 from tidegate.scheduler.prefill_speed import PrefillSpeed
 from tidegate.scheduler.row_arrays import NO_EVENT, RowArrays
 from tidegate.scheduler.times import Times, due_us
+from tidegate.scheduler.turns import Turns
 
 Rank = tuple[int, int]  # (negated priority, admission number): the smallest goes first.
 
@@ -64,7 +66,7 @@ class Worker:
         self.pages_seen = [Pages(0)] * len(books.pools)
         self.plans_since_wanted = 2  # Since somebody has waited for its pages.
         self.prefilling: list[Seat] = []  # Seats with prompt positions left, in order of rank.
-        self.chunks_in_flight = 0
+        self.turns = Turns()
         self.prefill_speed = PrefillSpeed(chunk)
         self.tickets: dict[Ticket, Request] = {}
         self.seq = PlanSeq(0)  # The last plan sent.
@@ -107,16 +109,6 @@ class Worker:
         """Prompt positions of its rows that have still to run."""
         return sum(seat.lengths.prompt - seat.settled for seat in self.prefilling)
 
-    @property
-    def owes_since_us(self) -> int | None:
-        """Since when the oldest answer that it owes is due; None if it owes nothing."""
-        since: list[int] = []
-        if self.completed < self.seq:
-            since.append(self.answered_us)
-        if any(seat.owes for seat in self.seats.values()):
-            since.append(self.progress_us)
-        return min(since, default=None)
-
     def add(self, *operations: PlanOperation) -> None:
         self.operations.extend(operations)
         self.must_plan = True
@@ -149,8 +141,7 @@ class Worker:
         assert all(self.seats.get(row) is seat for row, seat in self.short.items())
         for seat in self.seats.values():
             seat.check()
-        in_flight = sum(seat.chunk_until is not None for seat in self.seats.values())
-        assert in_flight == self.chunks_in_flight
+        self.turns.check(chunk.turn for seat in self.seats.values() for chunk in seat.chunks)
         for seat in self.prefilling:
             assert self.seats.get(seat.row) is seat
 
@@ -158,9 +149,9 @@ class Worker:
 class Seat:
     """A request's place on a worker: a row and its pages.
 
-    `settled` counts the positions that the worker has answered for. `chunk_until` is set
-    while a chunk is with the worker. Nothing need be done for the pages of a decoding row
-    until `settled` reaches `next_event`. Both are in the worker's arrays; see `row_arrays`.
+    `settled` counts the positions that the worker has answered for. Nothing need be done for
+    the pages of a decoding row until `settled` reaches `next_event`. Both are in the worker's
+    arrays; see `row_arrays`.
     """
 
     def __init__(
@@ -180,7 +171,7 @@ class Seat:
         # What was left of the request when it began here or on its source: to its prompt
         # belong the tokens that it had brought before.
         self.lengths = lengths
-        self.chunk_until: Tokens | None = None
+        self.chunks: deque[Chunk] = deque()  # That are with the worker, in order.
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
         self.sits_out_at = lengths.end  # The position that the worker was told; see `limits`.
@@ -210,6 +201,16 @@ class Seat:
     @next_event.setter
     def next_event(self, position: Tokens) -> None:
         self.worker.rows.next_event[self.row] = position
+
+    @property
+    def chunk_until(self) -> Tokens | None:
+        """Where the chunk ends that the worker answers next; None if it has none."""
+        return Tokens(self.chunks[0].until) if self.chunks else None
+
+    @property
+    def given(self) -> Tokens:
+        """Where the next chunk begins: up to there the worker has answered, or was asked."""
+        return Tokens(self.chunks[-1].until) if self.chunks else self.settled
 
     @property
     def output_count(self) -> int:

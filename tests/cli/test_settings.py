@@ -145,6 +145,8 @@ def test_a_workers_command_line_means_its_settings(options: tuple[str, ...]) -> 
     [
         (),
         ("--chunk-tokens", "none", "--default-max-tokens", "7", "--queue-timeout", "0.25"),
+        ("--mixed-chunk-tokens", "none"),
+        ("--mixed-chunk-tokens", "100"),
         ("--poison-freed-pages", "--log", "/dev/null"),
         ("--queue-requests", "1", "--queue-tokens", "9", "--tenant-queue-tokens", "5"),
         ("--bypass-requests", "0", "--bypass-tokens", "77"),

@@ -63,6 +63,7 @@ def hybrid(*, flag: bool = True, window: int = 6, page_tokens: int = 4) -> Layou
 HYBRID = hybrid()
 SETTINGS = CoreSettings(
     chunk_tokens=Tokens(8),
+    chunks_in_flight=1,
     ahead_tokens=Tokens(4),
     ahead_tokens_max=Tokens(4),
     stall_timeout_us=STALL_US,

@@ -89,6 +89,16 @@ def test_beyond_the_reserve_only_what_nobody_was_promised_is_taken_and_only_if_a
     assert opened(books, 1) is None
 
 
+def test_whether_positions_can_be_covered_is_known_without_taking_a_page() -> None:
+    books = make(8, 4)
+    first = must_open(books, 2, 2)
+    must_open(books, 3, 1)
+    for until, alone, with_surplus in ((8, True, True), (12, False, True), (13, False, False)):
+        found = [books.can_cover(first, Tokens(until), surplus=each) for each in (False, True)]
+        assert found == [alone, with_surplus]
+    assert (first.covered, books.available(1)) == (0, 1)
+
+
 def test_pages_below_a_settled_position_are_free_at_once() -> None:
     books = make(8, 4)
     holding = must_open(books, 8, 3)

@@ -19,9 +19,9 @@ OF_LIMITS = (
     ),
     Mutant(
         "a worker owes an answer for rows that sit out",
-        "scheduler/state.py",
-        "if any(seat.owes for seat in self.seats.values()):",
-        "if any(not seat.is_ended for seat in self.seats.values()):",
+        "scheduler/losses.py",
+        "if any(seat.owes for seat in worker.seats.values()):",
+        "if any(not seat.is_ended for seat in worker.seats.values()):",
         ByTest("scheduler/test_limits.py"),
     ),
 )

@@ -70,9 +70,9 @@ OF_PREFIXES = (
     ),
     Mutant(
         "units are published when their chunk is given out",
-        "scheduler/planner.py",
-        "        seat.chunk_until = until",
-        "        seat.chunk_until = until\n        worker.books.publish(seat.holding, until)",
+        "scheduler/chunks.py",
+        "        seat.chunks.append(chunk)",
+        "        seat.chunks.append(chunk)\n        worker.books.publish(seat.holding, until)",
         BySeed(first=ALIKE_SEED_MIN + 20, checks=False),
     ),
     Mutant(

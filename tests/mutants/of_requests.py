@@ -27,7 +27,7 @@ OF_REQUESTS = (
     ),
     Mutant(
         "a chunk is not cut to the pages in hand",
-        "scheduler/planner.py",
+        "scheduler/chunks.py",
         "return min(until, holding.covered)",
         "return until",
     ),
@@ -40,8 +40,8 @@ OF_REQUESTS = (
     Mutant(
         "a cancelled chunk counts as in flight for ever",
         "scheduler/fleet.py",
-        "worker.chunks_in_flight -= 1",
-        "worker.chunks_in_flight -= 0",
+        "worker.turns.close(chunk.turn)",
+        "pass",
         BySeed(checks=False),
     ),
     Mutant(
@@ -167,9 +167,9 @@ OF_REQUESTS = (
     # Unsettled positions are believed to be settled.
     Mutant(
         "pages below a chunk that has just been given out are given back",
-        "scheduler/planner.py",
-        "        seat.chunk_until = until",
-        "        seat.chunk_until = until\n        worker.books.reclaim(seat.holding, until)",
+        "scheduler/chunks.py",
+        "        seat.chunks.append(chunk)",
+        "        seat.chunks.append(chunk)\n        worker.books.reclaim(seat.holding, until)",
         BySeed(checks=False),
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """All the bugs that are planted."""
 
 from mutants.mutant import Mutant
+from mutants.of_chunks import OF_CHUNKS
 from mutants.of_limits import OF_LIMITS
 from mutants.of_pages import OF_PAGES
 from mutants.of_prefixes import OF_PREFIXES
@@ -15,4 +16,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_SHARES,
     *OF_SURPLUS,
     *OF_LIMITS,
+    *OF_CHUNKS,
 )

@@ -61,6 +61,8 @@ class CoreMachine(RuleBasedStateMachine):
             st.tuples(st.integers(3, 14), st.integers(2, 10)), min_size=3, max_size=3
         ),
         chunk=st.one_of(st.none(), st.integers(1, 5)),
+        mixed_chunk=st.one_of(st.none(), st.integers(1, 3)),
+        chunks_in_flight=st.integers(1, 3),
         ahead=st.integers(1, 5),
         ahead_times=st.sampled_from([1, 4]),
         rows=st.integers(1, 3),
@@ -74,6 +76,8 @@ class CoreMachine(RuleBasedStateMachine):
         roles: tuple[Role, ...],
         counts: list[tuple[int, int]],
         chunk: int | None,
+        mixed_chunk: int | None,
+        chunks_in_flight: int,
         ahead: int,
         ahead_times: int,
         rows: int,
@@ -89,6 +93,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.desk = Desk(
             CoreSettings(
                 chunk_tokens=None if chunk is None else Tokens(chunk),
+                mixed_chunk_tokens=None if mixed_chunk is None else Tokens(mixed_chunk),
+                chunks_in_flight=chunks_in_flight,
                 ahead_tokens=Tokens(ahead),
                 ahead_tokens_max=Tokens(ahead * ahead_times),
                 default_max_tokens=6,

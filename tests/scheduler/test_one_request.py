@@ -239,9 +239,8 @@ def test_without_a_chunk_budget_a_chunk_is_cut_to_the_pages_in_hand() -> None:
 
 
 def test_a_chunk_may_end_inside_a_page() -> None:
-    bench = CoreBench(
-        joined(B, Role.BOTH, (5,), FULL_ONLY), settings=CoreSettings(chunk_tokens=Tokens(3))
-    )
+    settings = CoreSettings(chunk_tokens=Tokens(3), chunks_in_flight=1)
+    bench = CoreBench(joined(B, Role.BOTH, (5,), FULL_ONLY), settings=settings)
     bench.turn(submitted("r", 7, 1))
     (plan,) = bench.turn(report(B, 1, chunks={0: 3}))
     assert isinstance(plan, SendPlan)

@@ -37,7 +37,7 @@ def test_a_negative_retry_after_is_refused() -> None:
 
 def test_no_chunk_budget_is_a_setting_of_its_own() -> None:
     settings = CoreSettings(chunk_tokens=None, ahead_tokens=Tokens(7))
-    assert settings.pace == Pace(None, 1, Tokens(7))
+    assert settings.pace == Pace(None, 2, Tokens(7))
 
 
 def test_the_longest_time_to_come_back_is_not_less_than_the_shortest() -> None:

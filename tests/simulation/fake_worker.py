@@ -206,6 +206,8 @@ class FakeWorker:
                 begin = row.chunks[-1].until if row.chunks else row.position
                 _require(not row.decodes and begin < until <= row.known_end, "a wrong chunk")
                 _require(sample == (until == row.known_end), "a chunk samples at its end")
+                waiting = [chunk.turn for other in self.rows.values() for chunk in other.chunks]
+                _require(operation.turn >= max(waiting, default=0), "a turn comes too late")
                 row.chunks.append(operation)
             case Grow(group=group, ids=ids):
                 row.runs[group].ids.extend(unpack_ids(ids))
@@ -249,7 +251,13 @@ class FakeWorker:
         """Feed the rows that are ready and that `takes` lets in; None if there is none."""
         if len(self.launches) >= self.depth:
             return None
-        feeds = [feed for row in self.rows.values() if takes(row) and (feed := self._feed(row))]
+        heads = (row.chunks[0].turn for row in self.rows.values() if row.chunks)
+        turn = min(heads, default=0)
+        feeds = [
+            feed
+            for row in self.rows.values()
+            if takes(row) and (feed := self._feed(row, turn)) is not None
+        ]
         if not feeds:
             return None
         for feed in feeds:
@@ -261,8 +269,10 @@ class FakeWorker:
         self.launches.append(launch)
         return launch
 
-    def _feed(self, row: FakeRow) -> Feed | None:
+    def _feed(self, row: FakeRow, turn: int) -> Feed | None:
         reach = covered(self.layout.groups, row.runs)
+        if row.chunks and row.chunks[0].turn > turn:
+            return None
         if row.chunks:
             chunk = row.chunks.popleft()
             _require(chunk.until <= min(reach, row.limit), "a chunk beyond pages or limit")

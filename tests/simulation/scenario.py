@@ -126,6 +126,13 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     settings = msgspec.structs.replace(settings, prefix_cache=caches)
     share = random_cache.choice([0.7, 1.0] if is_alike else [0.0, 0.5, 1.0])
     arrivals = tuple(_shared(random_cache, arrivals, prompt_max, share))
+    random_chunks = Random(f"{seed} chunks")
+    mixed = random_chunks.choice([None, 1, 2, 5, 16])
+    settings = msgspec.structs.replace(
+        settings,
+        mixed_chunk_tokens=None if mixed is None else Tokens(mixed),
+        chunks_in_flight=random_chunks.choice([1, 2, 2, 3]),
+    )
     random_ahead = Random(f"{seed} ahead")
     ahead_max = settings.ahead_tokens * random_ahead.choice([1, 2, 8, 64])
     settings = msgspec.structs.replace(settings, ahead_tokens_max=Tokens(ahead_max))
