@@ -38,6 +38,7 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         ),
         *(("--poison-freed-pages",) if core.poison_freed_pages else ()),
         *(() if core.prefix_cache else ("--no-prefix-cache",)),
+        *(() if core.early_handoff else ("--no-early-handoff",)),
         *option("--fence-fd", settings.fence_fd),
         *option("--log", settings.log),
     )

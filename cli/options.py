@@ -202,6 +202,13 @@ def add_scheduling(parser: Target) -> None:
         "them otherwise (default: on)",
     )
     parser.add_argument(
+        "--early-handoff",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="move a prompt's keys and values to a decode worker with room to spare while the "
+        "rest of it is computed (default: on)",
+    )
+    parser.add_argument(
         "--poison-freed-pages",
         action="store_true",
         help="overwrite pages that are freed with NaN, to find whoever still reads them; slow",

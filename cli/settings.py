@@ -81,6 +81,7 @@ def scheduler_settings(
         fence_timeout_us=round(arguments.fence_timeout * 1e6),
         poison_freed_pages=arguments.poison_freed_pages,
         prefix_cache=arguments.prefix_cache,
+        early_handoff=arguments.early_handoff,
         waiting_count_max=arguments.queue_requests,
         waiting_tokens_max=arguments.queue_tokens,
         tenant_waiting_count_max=arguments.tenant_queue_requests

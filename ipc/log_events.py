@@ -26,6 +26,8 @@ class LogEvent(StrEnum):
     REQUEST_GOES_ON = "request_goes_on"
     REQUEST_ADMITTED = "request_admitted"
     CHUNK_DONE = "chunk_done"
+    EARLY_HANDOFF_STARTED = "early_handoff_started"
+    EARLY_HANDOFF_ENDED = "early_handoff_ended"
     PREFILL_DONE = "prefill_done"
     HANDOFF_STARTED = "handoff_started"
     HANDOFF_DONE = "handoff_done"

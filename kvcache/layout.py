@@ -221,6 +221,12 @@ def token_capacity(pages: Pages, page_tokens: Tokens) -> Tokens:
     return Tokens(pages * page_tokens)
 
 
+def whole_pages_end(groups: Iterable[Group], position: Tokens) -> Tokens:
+    """The highest position up to `position` where a page ends in each group; 0 without any."""
+    sizes = [group.page_tokens for group in groups]
+    return Tokens(position // lcm(*sizes) * lcm(*sizes) if sizes else 0)
+
+
 def page_of_entries(page_tokens: Tokens, tokens_per_entry: Iterable[int]) -> Tokens:
     """The smallest page of at least `page_tokens` that holds whole entries of every size."""
     unit = lcm(*tokens_per_entry)

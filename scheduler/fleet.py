@@ -11,6 +11,7 @@ from tidegate.kvcache.page_table import run_starts
 from tidegate.kvcache.prefix_row import Hit
 from tidegate.scheduler.commands import Command, FieldValue, FinishRequest, Record
 from tidegate.scheduler.events import ClientId
+from tidegate.scheduler.invariants import check_request, check_seat
 from tidegate.scheduler.phases import Phase
 from tidegate.scheduler.queues import Timers, WaitingQueue
 from tidegate.scheduler.rates import Rate
@@ -83,7 +84,15 @@ class Fleet:
             keeps_windows=keeps_windows(leg, worker.layout.swa_only_transfer),
         )
 
-    def sit(self, request: Request, worker: Worker, leg: Leg, lengths: Lengths) -> Seat | None:
+    def sit(
+        self,
+        request: Request,
+        worker: Worker,
+        leg: Leg,
+        lengths: Lengths,
+        *,
+        is_early: bool = False,
+    ) -> Seat | None:
         """Give the request a row and its first reserve of pages, all or nothing.
 
         Page runs begin with what its first query there reads, but for a hand-off that moves
@@ -104,8 +113,11 @@ class Fleet:
             hit=hit,
         )
         assert holding is not None, "what is available can be promised"
-        seat = Seat(request, worker, worker.rows_free.popleft(), holding, leg, lengths)
-        worker.seats[seat.row] = seat
+        row = worker.rows_free.popleft()
+        seat = Seat(request, worker, row, holding, leg, lengths, is_early=is_early)
+        worker.seats[row] = seat
+        if is_early:
+            worker.early[row] = seat
         worker.growing_count += seat.may_grow
         return seat
 
@@ -118,6 +130,7 @@ class Fleet:
         self.waiting.begin(request, computed)
         self.begun_tokens.note(request.lengths.prompt, now_us)
         request.source = seat
+        request.tries_early_beyond = Tokens(0)
         request.move(Phase.PREFILLING, now_us)
 
     def leave(self, seat: Seat) -> None:
@@ -130,9 +143,11 @@ class Fleet:
         if seat in worker.prefilling:
             worker.prefilling.remove(seat)
         worker.books.withdraw(seat.holding, worker.next_seq)
-        request.output_count_before = seat.output_count
+        if seat is request.seat:
+            request.output_count_before = seat.output_count
         worker.rows.release(seat.row)
         worker.short.pop(seat.row, None)
+        worker.early.pop(seat.row, None)
         del worker.seats[seat.row]
         worker.growing_count -= seat.may_grow
         worker.rows_draining.append((worker.next_seq, seat.row))
@@ -144,19 +159,40 @@ class Fleet:
             request.source = None
         if request.target is seat:
             request.target = None
+        if request.early is seat:
+            request.early = None
 
     def void_pull(self, request: Request) -> None:
         """The pull under way, if any, is of no use: its target's pages are withdrawn."""
         if request.ticket is not None:
-            assert request.target is not None
-            del request.target.worker.tickets[request.ticket]
+            seat = request.target if request.early is None else request.early
+            assert seat is not None
+            seat.worker.drop_pull(request.ticket)
             request.ticket = None
-            self.leave(request.target)
+            self.leave(seat)
+
+    def leave_early(self, request: Request) -> None:
+        """The request's early seat, if any, goes, with its pull."""
+        if request.early is not None:
+            self.void_pull(request)
+        if request.early is not None:
+            self.leave(request.early)
+
+    def keep_early(self, request: Request) -> None:
+        """The request's early seat becomes its target, and is not taken back any more."""
+        seat = request.early
+        assert seat is not None
+        seat.bring(request.output_count, request.since_us)
+        seat.is_early = False
+        del seat.worker.early[seat.row]
+        seat.worker.growing_count += seat.may_grow
+        request.early, request.target = None, seat
 
     def leave_all(self, request: Request) -> None:
         """The request has no place on any worker any more."""
         if request in self.awaiting_target:
             self.awaiting_target.remove(request)
+        self.leave_early(request)
         self.void_pull(request)
         for seat in tuple(request.seats):
             self.leave(seat)
@@ -226,10 +262,12 @@ class Fleet:
         """Assert every invariant of the state. Tests call it after each event."""
         for worker in self.workers.values():
             worker.check()
+            for seat in worker.seats.values():
+                check_seat(seat)
             for ticket, request in worker.tickets.items():
                 assert request.ticket == ticket
         for request in self.requests.values():
-            request.check()
+            check_request(request)
             for seat in request.seats:
                 assert seat.worker.seats.get(seat.row) is seat
             assert self.by_client[request.client][request.request_id] is request

@@ -3,8 +3,9 @@
 1. A row takes pages for the positions that it may run ahead, as far as they are available; how
    far that is, `run_ahead` says.
 2. A row that has fewer tries again when others have become available.
-3. A row without a page for its next position starves. Pages that drain are waited for, and so
-   are those that other rows hold ahead and can give back.
+3. A row without a page for its next position starves. What prompts that still run hold early
+   on its worker is taken back. Pages that drain are waited for, and so are those that other
+   rows hold ahead and can give back.
 4. Otherwise the request of lowest rank on that worker is preempted, which may be the one that
    starves: its pages drain, and it waits anew with the tokens that it has brought.
 
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import Grow, PageRun, pack_ids
 from tidegate.kvcache.layout import Pages, Tokens
+from tidegate.scheduler import early
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.limits import limit_row, next_look
@@ -38,6 +40,8 @@ def grow_decoding(fleet: Fleet, now_us: int) -> None:
             limit_row(fleet, seat)  # It sits out, and takes no page.
             continue
         _grow(fleet, seat)
+        if seat.is_starving and early.take_back(fleet, seat.worker):
+            _grow(fleet, seat)
         if seat.is_starving and _is_short_of_old(seat):
             reclaim_all(seat.worker)
             _grow(fleet, seat)

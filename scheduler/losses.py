@@ -13,6 +13,7 @@ nobody listens to it, and it can have written to no pool but its own.
 from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import EndReason, PeerGone, Role, WorkerId
 from tidegate.kvcache.demand import Leg
+from tidegate.scheduler import early
 from tidegate.scheduler.commands import FenceWorker
 from tidegate.scheduler.deadlines import restart
 from tidegate.scheduler.door import admission_choices, find_refusal, holding, of_role
@@ -127,6 +128,9 @@ def _begin_anew(
 ) -> None:
     """A request whose worker is lost runs elsewhere, with the tokens that it has brought."""
     request = seat.request
+    if seat.is_early:
+        early.give_up(fleet, request, early.LOST)
+        return
     keeps_source = seat is request.target and request.phase is Phase.HANDING_OFF
     if keeps_source:
         fits = bool(holding(of_role(survivors, Role.DECODE), Leg.TARGET, seat.lengths))

@@ -8,17 +8,17 @@ for pages; see `bypass`.
 from collections.abc import Iterable
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.protocol import Fetch, PullGroup, WaitKind, WorkerId, pack_ids
+from tidegate.ipc.protocol import WaitKind, WorkerId
 from tidegate.kvcache.demand import Leg
 from tidegate.kvcache.layout import All
-from tidegate.kvcache.page_table import run_starts
-from tidegate.scheduler import bypass
+from tidegate.scheduler import bypass, early
 from tidegate.scheduler.commands import StartRow
 from tidegate.scheduler.deadlines import end_late_head, in_time, restart
 from tidegate.scheduler.door import Choice
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import page_runs
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.pulls import start_last_pull
 from tidegate.scheduler.run_ahead import least_lead
 from tidegate.scheduler.state import Request, Seat, Worker
 from tidegate.scheduler.surplus import ask_back, is_asked, reclaim_all
@@ -27,25 +27,49 @@ from tidegate.scheduler.waits import Cause, cause_at_door, open_choices, target_
 
 
 def assign_targets(fleet: Fleet, now_us: int) -> None:
-    """Give finished prompts a destination by rank; the first that must wait ends it."""
+    """Give finished prompts a destination by rank; the first that must wait ends it.
+
+    What is held early goes before anybody waits, or is asked for what it holds ahead.
+    """
     while fleet.awaiting_target:
         request = fleet.awaiting_target[0]
-        choice = target_choice(fleet, request)
-        seat = _sit_on_roomiest(fleet, request, choice)
+        seat = early.promote(fleet, request)
         if seat is None:
-            cause = cause_at_door(fleet, request, [choice])
-            if _frees_old_pages(cause):
-                continue
-            note_first(fleet, request, cause)
-            if cause.kind is WaitKind.PAGES:
-                _ask_back(fleet, cause)
-            return
-        fleet.awaiting_target.pop(0)
-        request.target = seat
-        request.waits_for = ""
-        request.workers["decode"] = seat.worker.worker_id
-        _start_pull(fleet, request, seat)
-        restart(fleet, request, now_us)
+            choice = target_choice(fleet, request)
+            seat = _sit_on_roomiest(fleet, request, choice)
+            if seat is None:
+                if early.take_back_for(fleet, [choice]):
+                    continue
+                cause = cause_at_door(fleet, request, [choice])
+                if _frees_old_pages(cause):
+                    continue
+                early.give_up_waiting(fleet)
+                note_first(fleet, request, cause)
+                if cause.kind is WaitKind.PAGES:
+                    _ask_back(fleet, cause)
+                return
+        _begin_handoff(fleet, request, seat, now_us)
+
+
+def _begin_handoff(fleet: Fleet, request: Request, target: Seat, now_us: int) -> None:
+    """The request has its destination, where pages may be already or on their way."""
+    fleet.awaiting_target.remove(request)
+    request.target = target
+    request.waits_for = ""
+    request.workers["decode"] = target.worker.worker_id
+    source = request.source
+    assert source is not None
+    fleet.record(
+        LogEvent.HANDOFF_STARTED,
+        request,
+        source=source.worker.worker_id,
+        target=target.worker.worker_id,
+        length=target.lengths.prompt,
+        early_tokens=target.pulled.asked_until,
+    )
+    if request.ticket is None:
+        start_last_pull(fleet, request, target)
+    restart(fleet, request, now_us)
 
 
 def admit_waiting(fleet: Fleet, now_us: int) -> None:
@@ -56,6 +80,8 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
         choices = in_time(fleet, request, open_choices(fleet, request), now_us)
         seat = _admit(fleet, request, choices)
         if seat is None:
+            if early.take_back_for(fleet, choices):
+                continue
             cause = cause_at_door(fleet, request, choices)
             if _frees_old_pages(cause):
                 continue
@@ -181,43 +207,4 @@ def _start_prefill(seat: Seat) -> None:
             limit=lengths.prompt if seat.leg is Leg.SOURCE else lengths.end,
             pages=page_runs(seat),
         )
-    )
-
-
-def _start_pull(fleet: Fleet, request: Request, target: Seat) -> None:
-    """Have the target copy what later steps read: [first_needed(L), L) of each group.
-
-    With the flag `swa_only_transfer` false all of the prompt moves, as its pages are all held.
-    """
-    source = request.source
-    assert source is not None
-    prompt = target.lengths.prompt
-    groups: list[PullGroup] = []
-    layout = target.worker.layout
-    starts = run_starts(layout.groups, prompt, keeps_windows=target.holding.keeps_windows)
-    for index, start in enumerate(starts):
-        target.worker.books.cover(target.holding, index, prompt, surplus=False)
-        position, source_ids = source.holding.tables[index].run(start, prompt)
-        target_position, target_ids = target.holding.tables[index].run(start, prompt)
-        assert position == target_position and len(source_ids) == len(target_ids)
-        groups.append(PullGroup(position, pack_ids(source_ids), pack_ids(target_ids)))
-    ticket = fleet.new_ticket()
-    request.ticket = ticket
-    target.worker.tickets[ticket] = request
-    target.worker.add(
-        Fetch(
-            ticket,
-            request.request_id,
-            source.worker.pool,
-            source.worker.incarnation,
-            tuple(groups),
-            prompt,
-        )
-    )
-    fleet.record(
-        LogEvent.HANDOFF_STARTED,
-        request,
-        source=source.worker.worker_id,
-        target=target.worker.worker_id,
-        length=prompt,
     )

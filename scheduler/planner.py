@@ -1,7 +1,8 @@
 """One plan: deadlines, growth, destinations, admission, chunks, and then the messages.
 
 The order is that of holding: rows that decode first, then prompts that are finished, then
-prompts that run, then those that wait. All of it is derived from the state at hand; nothing is
+prompts that run, then those that wait; last comes what prompts that run move early, into room
+that nobody else has asked for. All of it is derived from the state at hand; nothing is
 remembered from one plan to the next but the queues themselves.
 """
 
@@ -10,6 +11,7 @@ from tidegate.ipc.protocol import EndReason, Poison, pack_ids
 from tidegate.scheduler.chunks import hand_out_chunks
 from tidegate.scheduler.commands import SendPlan
 from tidegate.scheduler.deadlines import expire
+from tidegate.scheduler.early import move_early
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import grow_decoding
 from tidegate.scheduler.losses import judge_workers
@@ -30,6 +32,7 @@ def make_plan(fleet: Fleet, now_us: int) -> None:
     for worker in fleet.workers.values():
         if not worker.is_suspect:
             hand_out_chunks(fleet, worker, now_us)
+    move_early(fleet)
     fail_stuck_heads(fleet, now_us)
     send_plans(fleet, now_us)
 

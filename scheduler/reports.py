@@ -19,6 +19,7 @@ from tidegate.ipc.protocol import (
 from tidegate.kvcache.demand import Leg, demand
 from tidegate.kvcache.demand import Phase as DemandPhase
 from tidegate.kvcache.layout import Tokens
+from tidegate.scheduler import early
 from tidegate.scheduler.commands import EmitTokens, StartRow
 from tidegate.scheduler.deadlines import end_late_prompt, restart
 from tidegate.scheduler.events import Reported, RowFaulted
@@ -26,6 +27,7 @@ from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import cover_decode, page_runs
 from tidegate.scheduler.limits import limit_row
 from tidegate.scheduler.phases import Phase
+from tidegate.scheduler.pulls import start_last_pull
 from tidegate.scheduler.state import Request, Seat, Worker
 from tidegate.scheduler.surplus import give_back
 
@@ -224,6 +226,12 @@ def _fetch_ended(fleet: Fleet, worker: Worker, result: FetchResult, now_us: int)
     if request is None:
         fleet.stale_count += 1
         return
+    seat = request.target if request.early is None else request.early
+    assert seat is not None
+    is_early = seat.pulled.asked_until < seat.lengths.prompt
+    if result.error and is_early:
+        early.pull_failed(fleet, request, now_us)
+        return
     if result.error:
         text = f"the hand-off to worker {worker.worker_id} failed: {result.error}"
         fleet.finish(request, EndReason.ERROR, now_us, text, status=500)
@@ -231,15 +239,25 @@ def _fetch_ended(fleet: Fleet, worker: Worker, result: FetchResult, now_us: int)
     del worker.tickets[result.ticket]
     request.ticket = None
     request.bytes_moved += result.byte_count
+    seat.pulled.note(result.byte_count, result.busy_us, is_early=is_early)
+    if not is_early:
+        _handoff_done(fleet, request, seat, now_us)
+    elif request.target is seat:
+        start_last_pull(fleet, request, seat)
+        restart(fleet, request, now_us)
+
+
+def _handoff_done(fleet: Fleet, request: Request, target: Seat, now_us: int) -> None:
     saved = bytes_saved(request)
     request.bytes_saved += saved
     fleet.record(
         LogEvent.HANDOFF_DONE,
         request,
-        worker=worker.worker_id,
-        bytes_moved=result.byte_count,
+        worker=target.worker.worker_id,
+        bytes_moved=target.pulled.byte_count,
         bytes_saved=saved,
-        busy_us=result.busy_us,
+        busy_us=target.pulled.busy_us,
+        bytes_early=target.pulled.early_byte_count,
     )
     _start_decode(fleet, request, now_us)
 

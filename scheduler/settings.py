@@ -26,7 +26,8 @@ class CoreSettings(msgspec.Struct, frozen=True):
     together; see `bypass`. For the queue's
     timeout see `deadlines`. A worker that owes an answer is suspect after `stall_timeout_us`,
     and fenced after `fence_timeout_us` more; see `losses`. `prefix_cache` keeps the pages of
-    prompts on the workers that prefill, for prompts that begin alike. `tenant_weights` are
+    prompts on the workers that prefill, for prompts that begin alike. `early_handoff` moves
+    a prompt's settled pages while its next chunk runs; see `early`. `tenant_weights` are
     shares of service while several tenants wait; a tenant that is not named has weight 1.
     """
 
@@ -50,6 +51,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     retry_after_ms_max: int = 60_000
     poison_freed_pages: bool = False
     prefix_cache: bool = True
+    early_handoff: bool = True
     tenant_weights: dict[str, float] = {}
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.ipc.protocol import (
     Chunk,
+    Fetch,
     Incarnation,
     PlanSeq,
     PoolHandle,
@@ -24,6 +25,7 @@ from tidegate.scheduler.events import ClientId
 from tidegate.scheduler.fairness import Account
 from tidegate.scheduler.phases import Phase, check_move
 from tidegate.scheduler.prefill_speed import PrefillSpeed
+from tidegate.scheduler.pulled import Pulled
 from tidegate.scheduler.row_arrays import NO_EVENT, RowArrays
 from tidegate.scheduler.times import Times, due_us
 from tidegate.scheduler.turns import Turns
@@ -61,6 +63,7 @@ class Worker:
         self.rows = RowArrays(row_count)
         self.seats: dict[Row, Seat] = {}
         self.growing_count = 0  # Seats that need a page now and then.
+        self.early: dict[Row, Seat] = {}  # Seats that may be taken back at any time.
         self.short: dict[Row, Seat] = {}  # Seats with fewer pages than they would take.
         # The least that was available in each group since they tried.
         self.pages_seen = [Pages(0)] * len(books.pools)
@@ -99,10 +102,11 @@ class Worker:
     def is_working(self) -> bool:
         """It owes an answer: for a row, a pull, or pages that drain.
 
-        A prompt that is finished and waits for a decode worker owes nothing.
+        A prompt that is finished and waits for a decode worker owes nothing, and neither does
+        an early place without a pull.
         """
         is_draining = bool(self.rows_draining) or self.books.is_draining
-        return is_draining or any(not seat.is_ended for seat in self.seats.values())
+        return is_draining or any(seat.is_active for seat in self.seats.values())
 
     @property
     def prompt_backlog(self) -> int:
@@ -123,6 +127,13 @@ class Worker:
         self.operations = [op for op in self.operations if not is_of_row(op, row)]
         return True
 
+    def drop_pull(self, ticket: Ticket) -> None:
+        """The pull is void. If it has not been sent, it will not be."""
+        del self.tickets[ticket]
+        self.operations = [
+            op for op in self.operations if not (isinstance(op, Fetch) and op.ticket == ticket)
+        ]
+
     def complete(self, plan: PlanSeq) -> None:
         self.completed = plan
         self.books.complete(plan)
@@ -139,8 +150,7 @@ class Worker:
         assert not self.rows.next_event[[not taken for taken in is_taken]].any()
         assert not self.rows.covered[[not taken for taken in is_taken]].any()
         assert all(self.seats.get(row) is seat for row, seat in self.short.items())
-        for seat in self.seats.values():
-            seat.check()
+        assert self.early == {row: seat for row, seat in self.seats.items() if seat.is_early}
         self.turns.check(chunk.turn for seat in self.seats.values() for chunk in seat.chunks)
         for seat in self.prefilling:
             assert self.seats.get(seat.row) is seat
@@ -162,6 +172,8 @@ class Seat:
         holding: Holding,
         leg: Leg,
         lengths: Lengths,
+        *,
+        is_early: bool = False,
     ) -> None:
         self.request = request
         self.worker = worker
@@ -175,6 +187,8 @@ class Seat:
         self.is_started = False  # The worker has been sent a `Start` for the row.
         self.is_ended = False  # The worker has said that the row ended by itself.
         self.sits_out_at = lengths.end  # The position that the worker was told; see `limits`.
+        self.is_early = is_early  # It may be taken back at any time; see `early`.
+        self.pulled = Pulled()  # Of a target.
         self.is_due = False  # The next plan looks at its pages.
         self.is_asked_back = False  # The worker has yet to say which pages it gives back.
         self.needs_until = Tokens(0)  # It keeps, or has fed, what is below.
@@ -242,30 +256,23 @@ class Seat:
     @property
     def may_grow(self) -> bool:
         """Does it decode here to its end, and so need a page now and then?"""
-        return self.leg is not Leg.SOURCE
+        return self.leg is not Leg.SOURCE and not self.is_early
+
+    @property
+    def is_active(self) -> bool:
+        """It neither ended, nor is it an early place without a pull."""
+        return not self.is_ended and not (self.is_early and self.request.ticket is None)
 
     @property
     def owes(self) -> bool:
-        """The worker has something to bring for it: it neither ended, nor sits out."""
+        """The worker has something to bring for it: it is active, and does not sit out."""
         is_decoding = self.request.phase is Phase.DECODING
-        return not self.is_ended and not (is_decoding and self.request.is_held)
+        return self.is_active and not (is_decoding and self.request.is_held)
 
     @property
     def is_starving(self) -> bool:
         """It decodes, and no page holds the position that it would feed next."""
         return self.settled < self.lengths.end and self.holding.covered <= self.settled
-
-    def check(self) -> None:
-        request, rows = self.request, self.worker.rows
-        covered = Tokens(rows.covered.item(self.row))
-        assert covered in (0, self.holding.covered), "pages that the arrays do not know"
-        assert rows.settled_before[self.row] == request.lengths.prompt - 1
-        if self.next_event == NO_EVENT:
-            return
-        # Whatever `advance` lets pass is an answer that can be.
-        assert self.is_started and not self.is_ended and self.may_grow
-        assert not self.awaits_token
-        assert self.next_event <= min(covered, self.lengths.end)
 
 
 class Request:
@@ -302,6 +309,8 @@ class Request:
         self._first_token_due_us = due_us(received_us, timeout_ms)
         self.source: Seat | None = None
         self.target: Seat | None = None
+        self.early: Seat | None = None  # What may become its target.
+        self.tries_early_beyond = Tokens(0)  # When more is settled, it tries for one.
         self.output_count_before = 0  # Tokens that were out when it last left a seat.
         self.ticket: Ticket | None = None
         self.passed_count = 0  # Requests that went ahead of it; see `bypass`.
@@ -327,6 +336,10 @@ class Request:
     @property
     def tenant(self) -> str:
         return self.account.line.tenant
+
+    @property
+    def has_rank(self) -> bool:
+        return self._rank is not None
 
     @property
     def rank(self) -> Rank:
@@ -381,19 +394,5 @@ class Request:
 
     @property
     def seats(self) -> Iterable[Seat]:
-        return (seat for seat in (self.source, self.target) if seat is not None)
-
-    def check(self) -> None:
-        match self._phase:
-            case Phase.WAITING | Phase.FINISHED:
-                assert self.source is None and self.target is None and self.ticket is None
-            case Phase.PREFILLING:
-                assert self.source is not None and self.target is None and self.ticket is None
-            case Phase.HANDING_OFF:
-                assert self.source is not None and self.source.is_ended
-                assert (self.target is None) == (self.ticket is None)
-                assert self.output_count >= 1
-            case Phase.DECODING:
-                assert (self.source is None) != (self.target is None) and self.ticket is None
-        assert self._phase is Phase.FINISHED or self.timer_us is not None, "no deadline"
-        assert self.account.has_begun == (self._rank is not None)
+        seats = (self.early, self.source, self.target)
+        return (seat for seat in seats if seat is not None)

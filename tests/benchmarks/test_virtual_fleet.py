@@ -18,12 +18,16 @@ def test_the_first_token_comes_when_the_prompt_is_run_and_the_others_step_by_ste
     assert found.busy_share == {"both-0": (751 + 5 * 151) / found.last_us}
 
 
-def test_a_hand_off_takes_as_long_as_its_bytes() -> None:
+@pytest.mark.parametrize(("early_handoff", "page_count"), [(False, 10 + 2), (True, 2 + 2)])
+def test_a_hand_off_takes_as_long_as_the_bytes_that_are_left(
+    early_handoff: bool, page_count: int
+) -> None:
     fleet = workers([Role.PREFILL, Role.DECODE], 64, 16)
-    (fate,) = run(core(), fleet, (0, 40, 6)).fates
-    # 10 pages of the full pool and 3 of the window's, 40 bytes each, at 2 bytes a microsecond.
+    (fate,) = run(core(early_handoff=early_handoff), fleet, (0, 40, 6)).fates
+    # 10 pages of the full pool and 2 of the window's, 40 bytes each, at 2 bytes a microsecond.
+    # Of the full pool those of two chunks are there when the third is done.
     assert fate.first_us is not None and fate.last_us is not None
-    pull_us = COSTS.copy_us((10 + 2) * 40)
+    pull_us = COSTS.copy_us(page_count * 40)
     assert fate.last_us - fate.first_us == pytest.approx(pull_us + 5 * 151, abs=21)
     assert fate.ending is Ending.COMPLETE
 

@@ -148,6 +148,7 @@ def test_a_workers_command_line_means_its_settings(options: tuple[str, ...]) -> 
         ("--mixed-chunk-tokens", "none"),
         ("--mixed-chunk-tokens", "100"),
         ("--poison-freed-pages", "--log", "/dev/null"),
+        ("--no-early-handoff", "--no-prefix-cache"),
         ("--queue-requests", "1", "--queue-tokens", "9", "--tenant-queue-tokens", "5"),
         ("--bypass-requests", "0", "--bypass-tokens", "77"),
         ("--tenant-weight", "a=b=0.1", "--tenant-weight", "research team=3"),

@@ -107,6 +107,8 @@ def check(root: Path, name: str, flag: str | None) -> None:
         server.wait_until_all_pages_are_free()
     assert len(handoffs) == len(LENGTHS) + 1
     assert any(line["bytes_saved"] > 0 for line in handoffs) == (flag == "true")
+    # Prompts of several chunks begin to move while they run.
+    assert any(0 < line["bytes_early"] < line["bytes_moved"] for line in handoffs)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     reference, text = reference_of(root, name), tokenizer.encode(TEXT).ids
     for prompt, result in zip([*prompts(), text], found, strict=True):
@@ -116,6 +118,24 @@ def check(root: Path, name: str, flag: str | None) -> None:
     outputs = [result.token_ids for result in found]
     assert len(set(outputs)) == len(outputs)
     assert len({token for tokens in outputs for token in tokens}) > len(outputs)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4"])
+def test_the_tokens_are_the_same_whether_pages_move_early_or_late_or_not_at_all(
+    root: Path, name: str
+) -> None:
+    folder = str(folder_of(root, name))
+    outputs: list[list[tuple[int, ...]]] = []
+    moved_early: list[int] = []
+    for option in ("--early-handoff", "--no-early-handoff", "--role-both"):
+        with serve(folder, *OPTIONS, option) as server:
+            outputs.append([result.token_ids for result in trio.run(ask, server.endpoint)])
+            moved_early.append(
+                sum(line["bytes_early"] for line in server.lines("handoff_done"))
+            )
+            server.wait_until_all_pages_are_free()
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert moved_early[0] > 0 and moved_early[1:] == [0, 0]
 
 
 def test_every_family_is_among_the_tiny_models() -> None:

@@ -37,9 +37,10 @@ def workers(roles: Sequence[Role], full: int, window: int) -> list[WorkerJoined]
     ]
 
 
-def core() -> Core:
+def core(*, early_handoff: bool = True) -> Core:
     return Core(
         CoreSettings(
+            early_handoff=early_handoff,
             chunk_tokens=Tokens(CHUNK_TOKENS),
             ahead_tokens=Tokens(AHEAD_TOKENS),
             queue_timeout_us=PATIENCE_US,

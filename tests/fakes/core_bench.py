@@ -68,6 +68,7 @@ SETTINGS = CoreSettings(
     ahead_tokens_max=Tokens(4),
     stall_timeout_us=STALL_US,
     queue_timeout_us=QUEUE_US,
+    early_handoff=False,  # Tests of it switch it on.
 )
 
 

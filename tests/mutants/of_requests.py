@@ -33,9 +33,9 @@ OF_REQUESTS = (
     ),
     Mutant(
         "a pull of a request that has ended is still expected",
-        "scheduler/fleet.py",
-        "del request.target.worker.tickets[request.ticket]",
-        "assert request.ticket in request.target.worker.tickets",
+        "scheduler/state.py",
+        "del self.tickets[ticket]",
+        "assert ticket in self.tickets",
     ),
     Mutant(
         "a cancelled chunk counts as in flight for ever",
@@ -72,7 +72,7 @@ OF_REQUESTS = (
     ),
     Mutant(
         "the source's pages go as soon as the pull has been sent",
-        "scheduler/placement.py",
+        "scheduler/pulls.py",
         "request.ticket = ticket",
         "request.ticket = ticket; source.worker.books.withdraw(source.holding, 0)",
         BySeed(checks=False),

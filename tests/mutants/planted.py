@@ -2,6 +2,7 @@
 
 from mutants.mutant import Mutant
 from mutants.of_chunks import OF_CHUNKS
+from mutants.of_early import OF_EARLY
 from mutants.of_limits import OF_LIMITS
 from mutants.of_pages import OF_PAGES
 from mutants.of_prefixes import OF_PREFIXES
@@ -17,4 +18,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_SURPLUS,
     *OF_LIMITS,
     *OF_CHUNKS,
+    *OF_EARLY,
 )

@@ -99,6 +99,8 @@ def main(arguments: list[str]) -> int:
         f"{total.stale_answer_count} late answers, "
         f"{total.pass_count} passes, "
         f"{total.given_back_count} pages held ahead given back, "
+        f"{total.early_count} early destinations with {total.early_pull_count} pulls "
+        f"({total.early_lost_count} taken back), "
         f"{total.preemption_count} preemptions, {total.restart_count} begun anew, "
         f"{total.fence_count} workers fenced, "
         f"{total.queue_timeout_count} ended in the queue, "

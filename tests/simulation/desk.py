@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import assert_never
 
+from simulation.early_seats import PullChecks, check_nobody_waits
 from simulation.fake_worker import FakeWorker
 from simulation.judge import Judge
 from simulation.liveness import Liveness
@@ -20,6 +21,7 @@ from tidegate.ipc.log_events import LogEvent
 from tidegate.ipc.protocol import (
     EndReason,
     Fault,
+    Fetch,
     Plan,
     Report,
     RequestId,
@@ -86,6 +88,7 @@ class Desk:
         self.restart_count = 0  # Of requests that have ended.
         self.given_back_count = 0  # Pages that rows held ahead, and gave back.
         self.cached_tokens = 0
+        self.pulls = PullChecks(scripts)
         self.on_fence: Callable[[WorkerId], None] = lambda _: None
         self._scripts = scripts
         self._living: set[RequestId] = set()
@@ -99,6 +102,7 @@ class Desk:
     # --- Events ---
 
     def join(self, worker: FakeWorker, now_us: int) -> None:
+        self.pulls.join(worker)
         joined = WorkerJoined(
             worker.worker,
             worker.role,
@@ -184,6 +188,7 @@ class Desk:
 
     def report(self, worker: WorkerId, report: Report, now_us: int) -> None:
         self._reports.append((worker, report))
+        self.pulls.answered(self.core.fleet, worker, report)
         self.given_back_count += sum(sum(t.page_counts) for t in report.trimmed)
         reported = Reported(
             worker,
@@ -225,6 +230,7 @@ class Desk:
         if self._checks:
             self.core.check()
             self._check_waits()
+            check_nobody_waits(self.core.fleet)
         self._check_progress(now_us)
         return plans
 
@@ -239,6 +245,9 @@ class Desk:
                     else operation
                     for operation in command.operations
                 )
+                for operation in operations:
+                    if isinstance(operation, Fetch):
+                        self.pulls.sent(operation)
                 plans.append((command.worker, Plan(command.seq, operations)))
             case FenceWorker(worker=worker):
                 self.on_fence(worker)

@@ -12,7 +12,6 @@ from random import Random
 from simulation.judge import Stream
 from simulation.memory import SimulationError
 from tidegate.ipc.protocol import RequestId
-from tidegate.kvcache.demand import Leg
 from tidegate.scheduler.commands import Record
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import preempt
@@ -62,7 +61,7 @@ def preempt_at_random(fleet: Fleet, random: Random, now_us: int) -> None:
         seat
         for worker in fleet.healthy()
         for seat in sorted(worker.seats.values(), key=lambda s: s.request.rank)[1:]
-        if seat.leg is not Leg.SOURCE
+        if seat.may_grow
     ]
     if seats:
         seat = random.choice(seats)

@@ -17,6 +17,9 @@ class Outcome(msgspec.Struct):
     event_count: int = 0
     stale_answer_count: int = 0
     given_back_count: int = 0  # Pages that rows held ahead, and gave back.
+    early_count: int = 0  # Places that prompts took while they ran,
+    early_lost_count: int = 0  # those that were taken back or lost, and
+    early_pull_count: int = 0  # pulls of a part of a prompt.
     preemption_count: int = 0
     fence_count: int = 0
     queue_timeout_count: int = 0
@@ -36,6 +39,9 @@ def add(total: Outcome, outcome: Outcome) -> None:
     total.event_count += outcome.event_count
     total.stale_answer_count += outcome.stale_answer_count
     total.given_back_count += outcome.given_back_count
+    total.early_count += outcome.early_count
+    total.early_lost_count += outcome.early_lost_count
+    total.early_pull_count += outcome.early_pull_count
     total.preemption_count += outcome.preemption_count
     total.pass_count += outcome.pass_count
     total.restart_count += outcome.restart_count

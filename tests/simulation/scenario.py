@@ -136,6 +136,8 @@ def draw(seed: int, troubles: tuple[Trouble, ...] | None = None) -> Scenario:
     random_ahead = Random(f"{seed} ahead")
     ahead_max = settings.ahead_tokens * random_ahead.choice([1, 2, 8, 64])
     settings = msgspec.structs.replace(settings, ahead_tokens_max=Tokens(ahead_max))
+    is_early = Random(f"{seed} early").random() < 0.8
+    settings = msgspec.structs.replace(settings, early_handoff=is_early)
     random_tenants = Random(f"{seed} tenants")
     arrivals, weights = _with_tenants(random_tenants, arrivals)
     settings = msgspec.structs.replace(

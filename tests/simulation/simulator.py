@@ -336,6 +336,9 @@ class Simulator:
         outcome = self.outcome
         outcome.stale_answer_count = core.fleet.stale_count
         outcome.given_back_count = self.desk.given_back_count
+        outcome.early_count = self.desk.records.get(LogEvent.EARLY_HANDOFF_STARTED, 0)
+        outcome.early_lost_count = self.desk.records.get(LogEvent.EARLY_HANDOFF_ENDED, 0)
+        outcome.early_pull_count = self.desk.pulls.early_count
         outcome.preemption_count = self.desk.records.get(LogEvent.REQUEST_PREEMPTED, 0)
         outcome.pass_count = self.desk.shares.pass_count
         outcome.restart_count = self.desk.restart_count
