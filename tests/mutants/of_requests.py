@@ -49,7 +49,7 @@ OF_REQUESTS = (
         "scheduler/fleet.py",
         "began_unsent = worker.forget_unsent(seat.row)",
         "began_unsent = False",
-        BySeed(first=80, checks=False),
+        BySeed(first=TIGHT_SEED_MIN + 200, checks=False),
     ),
     Mutant(
         "tokens are delivered with the index of the next ones",
