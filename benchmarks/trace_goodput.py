@@ -63,7 +63,7 @@ CURVES = (
 class Kind(msgspec.Struct, frozen=True):
     """What fits a kind of trace: a worker's memory, its pages, the limit on TTFT, and speeds.
 
-    The memory is little more than the longest requests need, so that it is what limits.
+    The memory holds one or two of the longest requests, so that it is what limits.
     """
 
     kv_mib: int
