@@ -52,7 +52,7 @@ def decoded(value: object) -> Any:
         (np.float64(0.5), 0.5),
         (np.str_("text"), "text"),
         ({1, 2}, "<set>"),
-        (object(), "<object>"),
+        pytest.param(object(), "<object>", id="object"),
     ],
     ids=repr,
 )

@@ -77,6 +77,7 @@ class TenantRun:
             workers=(_worker("prefill", Role.PREFILL, 2), _worker("decode", Role.DECODE, ROWS)),
             arrivals=arrivals,
             clients_gone=(),
+            clients_behind=(),
             delay_us_max=500,
             turn_us_max=500,
             fault_share=0.0,
