@@ -285,9 +285,10 @@ class Trim(Part, frozen=True, tag=True):
 
 
 class Stop(Part, frozen=True, tag=True):
-    """Forget the row: it is in no later launch, and no report names it again.
+    """Forget the row: it is in no later launch.
 
-    It is not an error if the row has ended by itself.
+    The report that completes this plan may still tell what it sampled before, and no later one
+    names it. It is not an error if the row has ended by itself.
     """
 
     row: Row
@@ -371,12 +372,12 @@ class Hello(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """One launch, or a sign of life.
+    """One launch, several that followed one another quickly, or a sign of life.
 
     Every launch and pull that was begun before plan `completed` was applied is over.
 
     `rows`, `counts` are uint32 lists of equal length: row i sampled `counts[i]` tokens, which
-    follow one another in `tokens`. `applied` is the newest plan that this launch knew.
+    follow one another in `tokens`. `applied` is the newest plan that the last launch knew.
     """
 
     applied: PlanSeq
