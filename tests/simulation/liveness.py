@@ -11,7 +11,6 @@ from random import Random
 
 from simulation.judge import Stream
 from simulation.memory import SimulationError
-from tidegate.ipc.protocol import RequestId
 from tidegate.scheduler.commands import Record
 from tidegate.scheduler.fleet import Fleet
 from tidegate.scheduler.growth import preempt
@@ -35,24 +34,24 @@ class Liveness:
         """Who gives way never has the highest rank there, nor a higher one than who starves."""
         if record.fields["pool"] == AT_RANDOM:
             return
-        victim = fleet.requests.get(RequestId(record.request_id or ""))
-        starved = fleet.requests.get(RequestId(str(record.fields["by"])))
+        name = record.request_id
+        assert name is not None
+        # Its rank is kept here: who gives way may end in the same plan, if nobody can hold it.
+        victim = self._ranks[name]
         (worker,) = (
             w for w in fleet.workers.values() if w.worker_id == record.fields["worker"]
         )
-        if victim is None or starved is None or victim.rank < starved.rank:
+        if victim < self._ranks[str(record.fields["by"])]:
             raise SimulationError(f"the wrong request gives way: {record}")
         # Whoever is above it there is not preempted by the same plan, or not all of them are.
-        if not any(seat.request.rank < victim.rank for seat in worker.seats.values()):
+        if not any(seat.request.rank < victim for seat in worker.seats.values()):
             raise SimulationError(f"the highest rank gives way: {record}")
         tokens = sum(
-            len(streams[name].tokens)
-            for name, rank in self._ranks.items()
-            if rank <= victim.rank
+            len(streams[other].tokens) for other, rank in self._ranks.items() if rank <= victim
         )
-        if self._tokens_before.get(victim.request_id) == tokens:
+        if self._tokens_before.get(name) == tokens:
             raise SimulationError(f"it gives way again, and nobody has gone on: {record}")
-        self._tokens_before[victim.request_id] = tokens
+        self._tokens_before[name] = tokens
 
 
 def preempt_at_random(fleet: Fleet, random: Random, now_us: int) -> None:
