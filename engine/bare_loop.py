@@ -11,7 +11,7 @@ import torch
 
 from tidegate.engine.batch import Batch, RowPages, Segment
 from tidegate.engine.models.registry import Model
-from tidegate.engine.sampler import Draw, sample
+from tidegate.engine.sampler import Draw, sample_finite
 from tidegate.ipc.protocol import Sampling
 from tidegate.kvcache.layout import Layout, Tokens
 from tidegate.kvcache.page_store import PageStore
@@ -89,10 +89,10 @@ class BareLoop:
         """Run one batch; returns the greedy token of each segment that samples."""
         batch = Batch.build(segments, self._layout, self._device)
         logits = self._model.forward(batch, store)
-        tokens = sample(logits, [_GREEDY] * logits.shape[0])
+        tokens = sample_finite(logits, [_GREEDY] * logits.shape[0])
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return tokens
+        return [token for token in tokens if token is not None]
 
     def _prompt(self, length: int, seed: int) -> list[int]:
         generator = torch.Generator().manual_seed(seed)
@@ -109,6 +109,7 @@ class BareDecode:
         self._loop = loop
         self._rows = rows
         self._tokens = tokens
+        self._context_tokens = context_tokens
         self._positions = [context_tokens] * len(tokens)
 
     def tokens_per_s(self, row_count: int, step_count: int) -> float:
@@ -123,6 +124,10 @@ class BareDecode:
             for row in range(row_count):
                 self._positions[row] += 1
         return row_count * step_count / (time.perf_counter() - begin)
+
+    def rewind(self) -> None:
+        """Go back to where the prompts end, so that the next measurement is as long."""
+        self._positions = [self._context_tokens] * len(self._tokens)
 
     def close(self) -> None:
         self._rows.store.close()

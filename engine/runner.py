@@ -15,7 +15,7 @@ from tidegate.engine.batch import Batch, RowPages, Segment
 from tidegate.engine.failures import DeviceLost
 from tidegate.engine.models.registry import Model
 from tidegate.engine.rows import Feed, RowTable
-from tidegate.engine.sampler import Draw, finite_rows, sample
+from tidegate.engine.sampler import Draw, sample_finite
 from tidegate.ipc.protocol import ChunkDone, Row, RowEnd
 from tidegate.kvcache.page_store import PageStore
 
@@ -42,6 +42,8 @@ class _RowFailure(msgspec.Struct, frozen=True):
     kind: str
     text: str
 
+
+_NOT_FINITE = _RowFailure("logits_not_finite", "the model gave logits that are not finite")
 
 # What a feed gave: a token, nothing (it did not sample), or a failure.
 _Outcome = int | None | _RowFailure
@@ -107,28 +109,11 @@ class Runner:
         outcomes: list[_Outcome] = [None] * len(feeds)
         sampling = [index for index, feed in enumerate(feeds) if feed.sample]
         if sampling:
-            tokens = self._sample(logits, [feeds[index] for index in sampling])
-            for index, token in zip(sampling, tokens, strict=True):
-                outcomes[index] = token
+            draws = [Draw(feeds[i].sampling, feeds[i].output_index) for i in sampling]
+            for index, token in zip(sampling, sample_finite(logits, draws), strict=True):
+                outcomes[index] = _NOT_FINITE if token is None else token
         if self._store.device.type == "cuda":
             torch.cuda.synchronize(self._store.device)
-        return outcomes
-
-    def _sample(self, logits: torch.Tensor, feeds: Sequence[Feed]) -> list[_Outcome]:
-        draws = [Draw(feed.sampling, feed.output_index) for feed in feeds]
-        finite = finite_rows(logits)
-        if all(finite):
-            return list(sample(logits, draws))
-        good = [index for index, is_finite in enumerate(finite) if is_finite]
-        tokens = sample(
-            logits[torch.tensor(good, dtype=torch.int64, device=logits.device)],
-            [draws[index] for index in good],
-        )
-        outcomes: list[_Outcome] = [
-            _RowFailure("logits_not_finite", "the model gave logits that are not finite")
-        ] * len(feeds)
-        for index, token in zip(good, tokens, strict=True):
-            outcomes[index] = token
         return outcomes
 
     def _check_device(self) -> None:

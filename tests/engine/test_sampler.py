@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.engine.noise import gumbel, row_key, uniform_counts
-from tidegate.engine.sampler import Draw, finite_rows, sample
+from tidegate.engine.sampler import Draw, finite_rows, largest, sample, sample_finite
 from tidegate.ipc.protocol import Sampling
 
 # Filters of every kind, and values at the ends of their ranges.
@@ -189,6 +191,33 @@ def test_rows_with_a_value_that_is_not_finite_are_told() -> None:
     logits[2, 99] = math.inf
     logits[4, 0] = -math.inf
     assert finite_rows(logits) == [True, False, False, True, False]
+    tokens = sample_finite(logits, [Draw(Sampling(), 0)] * 5)
+    assert tokens == [0, None, None, 0, None]
+    assert sample_finite(logits[1:3], [Draw(Sampling(), 0)] * 2) == [None, None]
+
+
+def test_a_row_whose_sum_is_too_large_for_float32_is_finite_all_the_same() -> None:
+    logits = torch.full((2, 3000), 3e38)
+    logits[1, 2000] = math.inf
+    assert finite_rows(logits) == [True, False]
+    assert sample_finite(logits, [Draw(Sampling(), 0)] * 2) == [0, None]
+
+
+@given(
+    vocabulary=st.sampled_from([1, 7, 511, 512, 513, 1024, 5000]),
+    seed=st.integers(0, 2**32 - 1),
+    values=st.integers(1, 9),
+)
+def test_the_largest_logit_is_found_and_the_least_id_among_equals(
+    vocabulary: int, seed: int, values: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-values, values, (3, vocabulary), endpoint=True).astype(np.float32)
+    rows = torch.tensor(logits)
+    wide = torch.cat([rows, rows], dim=1)
+    expected = torch.tensor(logits.argmax(axis=1))
+    assert torch.equal(largest(rows), expected)
+    assert torch.equal(largest(wide[:, vocabulary:]), expected)  # Not in one piece.
 
 
 @pytest.mark.cuda
