@@ -26,12 +26,17 @@ def test_a_page_goes_from_free_to_owned_to_draining_to_free() -> None:
     assert counts(pool) == (4, 0, 0)
 
 
-def test_the_page_that_was_freed_first_is_used_first() -> None:
-    pool = PagePool(Pages(3))
-    pages = pool.take(3, ONE)
-    pool.give_back([pages[2], pages[0]], ONE)
-    pool.give_back([pages[1]], ONE)
-    assert pool.take(3, TWO) == (2, 0, 1)
+def test_the_lowest_pages_are_used_first_in_whatever_order_they_were_freed() -> None:
+    pool = PagePool(Pages(6))
+    pages = pool.take(5, ONE)
+    pool.give_back([pages[4], pages[1]], ONE)
+    pool.give_back([pages[2]], ONE)
+    assert pool.take(2, TWO) == (1, 2)
+    pool.give_back([pages[0]], ONE)
+    pool.check()
+    assert pool.take(3, TWO) == (0, 4, 5)
+    pool.check()
+    assert pool.free_count == 0 and pool.take(0, TWO) == ()
 
 
 def test_nothing_is_taken_when_more_is_asked_for_than_is_free() -> None:

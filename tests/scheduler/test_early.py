@@ -139,7 +139,7 @@ def test_settled_pages_move_while_the_next_chunk_runs_and_the_rest_at_the_end() 
     assert chunk(bench) == [emitted(0)]
     assert bench.phase("r") is Phase.HANDING_OFF
     # The rest of the full group, and the window's [15, 20): the pages that begin at 12 and 16.
-    last = pull(3, 20, moved(16, [4], [4]), moved(12, [3, 4], [0, 1]))
+    last = pull(3, 20, moved(16, [4], [4]), moved(12, [3, 0], [0, 1]))
     assert copied(bench) == [SendPlan(D, PlanSeq(4), (last,))]
     start = StartRow(ROW, R, 20, 1, 25, (run(0, 0, 1, 2, 3, 4, 5), run(12, 0, 1, 2)))
     assert copied(bench) == [SendPlan(P, PlanSeq(4), ()), SendPlan(D, PlanSeq(5), (start,))]
@@ -153,7 +153,7 @@ def test_with_no_pull_under_way_the_rest_moves_as_soon_as_the_prompt_is_finished
     copied(bench)
     chunk(bench)
     copied(bench)
-    last = pull(3, 20, moved(16, [4], [4]), moved(12, [3, 4], [0, 1]))
+    last = pull(3, 20, moved(16, [4], [4]), moved(12, [3, 0], [0, 1]))
     assert chunk(bench) == [emitted(0), SendPlan(D, PlanSeq(4), (last,))]
 
 

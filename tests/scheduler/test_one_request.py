@@ -120,7 +120,7 @@ def test_a_prompt_runs_in_chunks_moves_its_window_and_is_decoded_elsewhere() -> 
     # missing.
     assert bench.turn(report(D, 3, tokens={0: 1})) == [
         emitted(3),
-        SendPlan(D, PlanSeq(4), (grow(0, 0, 6), grow(0, 1, 3))),
+        SendPlan(D, PlanSeq(4), (grow(0, 0, 6), grow(0, 1, 0))),
     ]
     assert bench.turn(report(D, 4, tokens={0: 1})) == [emitted(4)]
     last = report(D, 4, tokens={0: 1}, ended={0: EndReason.LENGTH})

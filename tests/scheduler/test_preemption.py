@@ -152,7 +152,7 @@ def test_the_lowest_rank_gives_way_and_is_resumed_with_its_tokens() -> None:
     seq = bench.worker(D).seq
     commands = answer(bench, D, {0: 4})
     b = RequestId("b")
-    pages = (run(0, 4, 5, 6, 7),)
+    pages = (run(0, 0, 1, 2, 3),)
     start = StartRow(Row(2), b, position=0, output_index=5, limit=13, pages=pages)
     assert commands == [
         emitted(1),

@@ -87,7 +87,7 @@ def test_a_row_starts_after_what_is_cached_with_the_pages_that_it_needs_of_it() 
     start = start_of(commands, P)
     # 16 of the first prompt's 18 tokens are full units; the window before 16 begins at 11.
     assert start.position == 16
-    assert start.pages[0] == run(0, 0, 1, 2, 3, 5)  # The last one is its own.
+    assert start.pages[0] == run(0, 0, 1, 2, 3, 4)  # The last one is its own.
     assert start.pages[1].first_position == 8 and len(start.pages[1].ids) == 2 * 4
     assert chunk_ends(commands, P) == [20]
 
