@@ -43,7 +43,7 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAM_COUNTS))
     parser.add_argument("--rounds", type=int, default=5, help="turns of server and bare loop")
-    parser.add_argument("--step-count", type=int, default=24, help="decode steps of a turn")
+    parser.add_argument("--step-count", type=int, default=48, help="decode steps of a turn")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKER_COUNTS))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROW_COUNTS))
     parser.add_argument("--clients", type=int, nargs="*", default=list(CLIENT_COUNTS))

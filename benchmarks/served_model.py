@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from arrivals import Arrivals
 from tidegate import AsyncClient
 from tidegate.engine.bare_loop import BareLoop
 from tidegate.engine.loading import LoadedEngine, load_engine
@@ -72,19 +73,13 @@ async def card_when_ready(client: AsyncClient) -> ModelCard:
 async def decode_speed(
     client: AsyncClient, prompts: Sequence[Sequence[int]], step_count: int
 ) -> Served:
-    """All streams together, from when the last has begun to decode to when the first ends.
+    """All streams together, while `step_count` steps or more pass that all of them take.
 
     The first prompts decode while the others are prefilled; they get that many more tokens.
     """
-    arrivals: list[list[float]] = [[] for _ in prompts]
+    arrivals = Arrivals(len(prompts))
+    going = set(range(len(prompts)))  # Those that have yet to take all steps.
     enough = trio.Event()
-
-    def steps_together() -> int:
-        """Tokens of the slowest stream since all streams decode."""
-        if any(len(times) < 2 for times in arrivals):
-            return 0
-        begun = max(times[1] for times in arrivals)
-        return min(sum(time > begun for time in times) for times in arrivals)
 
     async def read(index: int) -> None:
         generation = client.generate(
@@ -96,21 +91,19 @@ async def decode_speed(
         )
         async with generation:
             async for _ in generation:
-                arrivals[index].append(time.perf_counter())
-                if steps_together() >= step_count:
-                    enough.set()
+                arrivals.note(index, time.perf_counter())
+                if arrivals.steps(index) >= step_count:
+                    going.discard(index)
+                    if not going:
+                        enough.set()
 
     async with trio.open_nursery() as nursery:
         for index in range(len(prompts)):
             nursery.start_soon(read, index)
         await enough.wait()
         nursery.cancel_scope.cancel()
-    begun = max(times[1] for times in arrivals)
-    ended = min(times[-1] for times in arrivals)
-    tokens = sum(begun < time <= ended for times in arrivals for time in times)
-    fed = sum(sum(time <= ended for time in times) for times in arrivals) - tokens // 2
-    context = sum(map(len, prompts)) + fed
-    return Served(tokens / (ended - begun), context // len(prompts))
+    mean_prompt = sum(map(len, prompts)) / len(prompts)
+    return Served(arrivals.tokens_per_s(), round(mean_prompt + arrivals.fed_tokens()))
 
 
 def bare_loop(arguments: argparse.Namespace) -> BareLoop:

@@ -16,7 +16,7 @@ from served_model import (
     server,
 )
 from tidegate import AsyncClient
-from tidegate.engine.bare_loop import BareDecode, BareLoop
+from tidegate.engine.bare_loop import BareLoop
 
 
 def measure_served(
@@ -45,15 +45,14 @@ async def _take_turns(
                 [source.randrange(card.vocab_size) for _ in range(CONTEXT_TOKENS)]
                 for _ in range(count)
             ]
+            # Not counted: the first turn finds cold memory, and tells how long contexts get.
+            warm = await decode_speed(client, prompts, steps)
+            bare = loop.begin_decoding(count, warm.context_tokens - steps // 2, steps)
+            bare.tokens_per_s(count, steps)
             ratios: list[float] = []
-            bare: BareDecode | None = None
             for number in range(arguments.rounds):
                 served = await decode_speed(client, prompts, steps)
-                if bare is None:
-                    bare = loop.begin_decoding(
-                        count, served.context_tokens, steps * arguments.rounds + 1
-                    )
-                    bare.tokens_per_s(count, 1)
+                bare.rewind()
                 speed = bare.tokens_per_s(count, steps)
                 ratios.append(served.tokens_per_s / speed)
                 print(
@@ -61,7 +60,6 @@ async def _take_turns(
                     f"{ratios[-1]:8.3f}",
                     flush=True,
                 )
-            assert bare is not None
             bare.close()
             figures[f"served_over_bare_{count}"] = median(ratios)
             print(f"{count:24d}{'median':>20}{median(ratios):8.3f}")
