@@ -41,6 +41,7 @@ def scheduler_command(settings: SchedulerSettings) -> tuple[str, ...]:
         *(() if core.early_handoff else ("--no-early-handoff",)),
         *option("--fence-fd", settings.fence_fd),
         *option("--log", settings.log),
+        *option("--log-level", settings.log_level),
     )
 
 
@@ -64,6 +65,7 @@ def worker_command(settings: WorkerSettings) -> tuple[str, ...]:
         *option("--swa-only-transfer", settings.swa_only_transfer),
         *option("--chat-template", settings.chat_template),
         *option("--log", settings.log),
+        *option("--log-level", settings.log_level),
     )
 
 
@@ -76,6 +78,7 @@ def proxy_command(settings: ProxySettings) -> tuple[str, ...]:
         *option("--port", settings.port),
         *option("--listen-fd", settings.listen_fd),
         *option("--log", settings.log),
+        *option("--log-level", settings.log_level),
     )
 
 

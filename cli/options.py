@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from tidegate.cli import values
 from tidegate.cli.parser import Parser
+from tidegate.ipc.log_line import DEFAULT_LEVEL, LEVELS
 
 DEFAULT_MODEL = "gemma3-270m"
 DEFAULT_HOST = "127.0.0.1"
@@ -238,6 +239,14 @@ def add_log(parser: Target) -> None:
         metavar="FILE",
         help="file that log lines are appended to "
         "(default ${XDG_STATE_HOME:-~/.local/state}/tidegate/log.jsonl)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=DEFAULT_LEVEL,
+        help="the least level that is logged: debug adds a line for each launch of a worker; "
+        "with warning or error tidegate logs has nothing to tell of requests "
+        f"(default {DEFAULT_LEVEL})",
     )
 
 

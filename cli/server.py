@@ -53,7 +53,7 @@ def run_server(arguments: argparse.Namespace) -> int:
 
     Raises `SettingError`, `CheckpointError` and `LogError` before anything is started.
     """
-    log = configure("supervisor", str(log_file(arguments.log)))
+    log = configure("supervisor", str(log_file(arguments.log)), arguments.log_level)
     log.info(LogEvent.SETTING, **_option_values(arguments))
     with open_run_folder(arguments.run_dir) as folder:
         client_endpoint = folder.endpoint(CLIENT_SOCKET)

@@ -61,6 +61,7 @@ def worker_settings(
         threads=threads,
         chat_template=arguments.chat_template,
         log=log_file(arguments.log),
+        log_level=arguments.log_level,
         lifeline_fd=getattr(arguments, "lifeline_fd", None),
     )
     settings.check()
@@ -100,6 +101,7 @@ def scheduler_settings(
             worker_silence_s_max=arguments.stall_timeout + arguments.fence_timeout
         ),
         log=log_file(arguments.log),
+        log_level=arguments.log_level,
         lifeline_fd=getattr(arguments, "lifeline_fd", None),
         fence_fd=getattr(arguments, "fence_fd", None),
     )
@@ -116,6 +118,7 @@ def proxy_settings(
         listen_fd=listen_fd,
         lifeline_fd=getattr(arguments, "lifeline_fd", None),
         log=log_file(arguments.log),
+        log_level=arguments.log_level,
         stop_grace_ms=PROXY_STOP_GRACE_MS,
     )
 

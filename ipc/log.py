@@ -10,9 +10,16 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 from tidegate.ipc.log_events import LogEvent
-from tidegate.ipc.log_line import LineWriter, LogValue, describe_exception, encode_line, head
+from tidegate.ipc.log_line import (
+    DEFAULT_LEVEL,
+    LEVELS,
+    LineWriter,
+    LogValue,
+    describe_exception,
+    encode_line,
+    head,
+)
 
-LEVELS = ("debug", "info", "warning", "error")
 RATE_LIMITED_INTERVAL_S = 1.0
 STDERR = 2
 RESERVED = frozenset({"time", "level", "process", "pid", "event", "exception", "suppressed"})
@@ -107,7 +114,7 @@ class _Current:
     writer: LineWriter | None = None
 
 
-def configure(process: str, path: str | None, level: str = "info") -> Log:
+def configure(process: str, path: str | None, level: str = DEFAULT_LEVEL) -> Log:
     """Set up this process's log, and return it.
 
     Lines are appended to the file at `path` (made if it is missing, for this user only), or

@@ -14,6 +14,9 @@ from typing import Any, SupportsIndex, TypeAlias, cast
 
 import msgspec
 
+LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_LEVEL = "info"
+
 FIELD_CHARS_MAX = 4096
 LIST_ITEMS_MAX = 256
 NESTING_MAX = 8

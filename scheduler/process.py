@@ -14,6 +14,7 @@ from tidegate.ipc.lifeline import LIFELINE_STATUS, watch_lifeline
 from tidegate.ipc.link import ServerLink
 from tidegate.ipc.log import Log, configure
 from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.log_line import DEFAULT_LEVEL
 from tidegate.ipc.protocol import WorkerId
 from tidegate.ipc.zmq_context import Context, open_context
 from tidegate.scheduler.core import Core
@@ -40,6 +41,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     core: CoreSettings = CoreSettings()
     shell: ShellSettings = ShellSettings()
     log: Path | None = None
+    log_level: str = DEFAULT_LEVEL
     lifeline_fd: int | None = None
     fence_fd: int | None = None
 
@@ -49,7 +51,8 @@ def run_scheduler(settings: SchedulerSettings) -> int:
 
     Raises `EndpointError` if an endpoint cannot be had, and `LogError` for the log file.
     """
-    log = configure(PROCESS_NAME, None if settings.log is None else str(settings.log))
+    path = None if settings.log is None else str(settings.log)
+    log = configure(PROCESS_NAME, path, settings.log_level)
     log.info(LogEvent.PROCESS_STARTED)
     with open_context() as context:
         return trio.run(_serve, settings, context, log)

@@ -122,7 +122,7 @@ def test_the_default_log_is_in_the_state_folder(
         ("smollm2-135m", "--dtype", "float32", "--threads", "3", "--max-running", "7"),
         ("--kv-memory", "64MiB", "--page-tokens", "32", "--chunk-tokens", "none"),
         ("--full-pool-tokens", "4096", "--window-pool-tokens", "2048"),
-        ("--swa-only-transfer", "false"),
+        ("--swa-only-transfer", "false", "--log-level", "debug"),
         ("--swa-only-transfer", "true", "--chat-template", __file__),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_workers_command_line_means_its_settings(options: tuple[str, ...]) -> 
         ("--chunk-tokens", "none", "--default-max-tokens", "7", "--queue-timeout", "0.25"),
         ("--mixed-chunk-tokens", "none"),
         ("--mixed-chunk-tokens", "100"),
-        ("--poison-freed-pages", "--log", "/dev/null"),
+        ("--poison-freed-pages", "--log", "/dev/null", "--log-level", "warning"),
         ("--no-early-handoff", "--no-prefix-cache"),
         ("--queue-requests", "1", "--queue-tokens", "9", "--tenant-queue-tokens", "5"),
         ("--bypass-requests", "0", "--bypass-tokens", "77"),

@@ -33,7 +33,7 @@ def logs_why(server: Server, request_id: str) -> str:
 async def test_a_request_that_waits_for_pages_is_told_who_holds_them() -> None:
     options = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "detokenise": False}
     pool = ("--full-pool-tokens", str(POOL_PAGES * PAGE_TOKENS))
-    with serve("smollm2-135m", *pool) as server:
+    with serve("smollm2-135m", *pool, "--log-level", "debug") as server:
         async with AsyncClient(server.endpoint) as client:
             first = client.generate(prompt(1), **options)  # type: ignore[arg-type]
             while not await first.read():
@@ -74,6 +74,10 @@ async def test_a_request_that_waits_for_pages_is_told_who_holds_them() -> None:
         assert step.release is not None
         assert (step.release.request_id, step.release.reason) == (holder, "length")
         assert (why.end_event, why.end_reason) == ("request_finished", "length")
+        launches = server.lines("launch")
+        fed = sum(line["tokens"] for line in launches)
+        assert fed == 2 * (PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+        assert all(line["level"] == "debug" and line["busy_us"] > 0 for line in launches)
         text = logs_why(server, waiter)
         assert "more pages of the full pool of decode worker decode-0" in text
         assert f"held by {holder}" in text

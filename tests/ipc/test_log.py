@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fakes.clock import ManualClock
-from tidegate.ipc.log import LEVELS, LogError, RateLimiter, configure, get_logger
+from tidegate.ipc.log import LogError, RateLimiter, configure, get_logger
 from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.log_line import LEVELS
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -125,6 +126,7 @@ WRITER = """
 import sys
 from tidegate.ipc.log import configure
 from tidegate.ipc.log_events import LogEvent
+from tidegate.ipc.log_line import LEVELS
 log = configure(sys.argv[1], sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
