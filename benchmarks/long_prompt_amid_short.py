@@ -12,6 +12,9 @@ Short streams decode; then a long prompt arrives. Measured, with the real server
 This is done for one worker of both roles, and for prefill and decode apart, each with chunks
 and without; on the worker of both roles with chunks that are smaller while streams decode, and
 with chunks that are not. Prefill and decode apart have two workers, with as many threads each.
+
+A whole prompt is one launch only if the window pool holds all of it: with the usual pool it is
+cut where pages end. So the servers without chunks have a window pool for it, and more memory.
 """
 
 import argparse
@@ -35,6 +38,8 @@ TOKENS_BEFORE_STEADY = 2  # Of each short stream.
 LONG_OUTPUT_TOKENS = 2
 ENDLESS_TOKENS = 16_384
 RUN_S_MAX = 1200.0
+WINDOW_TOKENS_OF_A_STREAM = 640  # Of the default model, and some that it runs ahead.
+WHOLE_MEMORY = "2GiB"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -43,6 +48,7 @@ class Case(msgspec.Struct, frozen=True):
     name: str
     title: str
     options: tuple[str, ...]
+    is_whole: bool = False
 
 
 CASES = (
@@ -56,9 +62,10 @@ CASES = (
         "both_whole",
         "one worker, whole prompts",
         ("--role-both", "--chunk-tokens", "none", "--mixed-chunk-tokens", "none"),
+        is_whole=True,
     ),
     Case("pd_chunks", "apart, chunks", ()),
-    Case("pd_whole", "apart, whole prompts", ("--chunk-tokens", "none")),
+    Case("pd_whole", "apart, whole prompts", ("--chunk-tokens", "none"), is_whole=True),
 )
 
 
@@ -117,9 +124,12 @@ def take(case: Case, found: Amid, figures: dict[str, float]) -> None:
 
 
 def measure(arguments: argparse.Namespace, case: Case) -> Amid:
-    running = str(arguments.streams + 2)
+    running = arguments.streams + 2
     # A prompt that was seen before would not be computed again.
-    options = ("--max-running", running, "--no-prefix-cache", *case.options)
+    options = ["--max-running", str(running), "--no-prefix-cache", *case.options]
+    if case.is_whole:
+        window_tokens = arguments.prompt_tokens + running * WINDOW_TOKENS_OF_A_STREAM
+        options += ["--window-pool-tokens", str(window_tokens), "--kv-memory", WHOLE_MEMORY]
     with server(arguments, options) as (endpoint, _):
         return trio.run(_measure_at, endpoint, arguments)
 
