@@ -74,6 +74,7 @@ def send_plans(fleet: Fleet, now_us: int) -> None:
         if worker.completed == worker.seq:
             # It had answered everything: its time begins with this plan.
             worker.progress_us = worker.answered_us = now_us
+            worker.was_launching = False
         worker.seq = worker.next_seq
         operations = (*poison, *worker.operations)
         worker.operations = []

@@ -48,8 +48,7 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
         return
     if report.chunks or report.rows or report.fetched or report.completed > worker.completed:
         worker.progress_us = now_us
-    if report.completed > worker.completed:
-        worker.answered_us = now_us
+        _note_answer(worker, report, now_us)
     worker.prefill_speed.note(_positions_run(worker, report.chunks), report.busy_us)
     for chunk in report.chunks:
         _chunk_done(fleet, worker, chunk, now_us)
@@ -65,6 +64,15 @@ def apply_report(fleet: Fleet, report: Reported, now_us: int) -> None:
     if worker.is_suspect and worker.completed == worker.seq:
         worker.suspect_since_us = None
         fleet.record(LogEvent.WORKER_TRUSTED, worker=worker.worker_id)
+
+
+def _note_answer(worker: Worker, report: Reported, now_us: int) -> None:
+    """The worker has brought something: its time for an answer begins anew, at most once if it
+    has not taken the next plan."""
+    is_answer = report.completed > worker.completed
+    if is_answer or not worker.was_launching:
+        worker.answered_us = now_us
+    worker.was_launching = not is_answer
 
 
 def apply_fault(fleet: Fleet, fault: RowFaulted, now_us: int) -> None:

@@ -77,7 +77,10 @@ class Worker:
         self.operations: list[PlanOperation] = []
         self.must_plan = False
         self.progress_us = now_us  # When it last brought something.
-        self.answered_us = now_us  # When it last completed a plan, or owed no answer to one.
+        # When it last completed a plan, or owed no answer to one, or ended the launch that was
+        # under way when the next plan came: it takes plans between launches only.
+        self.answered_us = now_us
+        self.was_launching = False  # It has ended that one.
         self.suspect_since_us: int | None = None  # It gets no new work from then on.
 
     @property

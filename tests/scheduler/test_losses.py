@@ -192,6 +192,28 @@ def test_a_worker_that_owes_an_answer_for_too_long_is_suspect_and_its_requests_e
     ] == ["d"]
 
 
+def test_a_plan_is_answered_after_the_launch_that_was_under_way_when_it_came() -> None:
+    bench = CoreBench(joined(B, Role.BOTH, (40, 12)))
+    bench.decode_whole("r", 8, 30)
+    bench.decode_whole("gone", 8, 30)
+    seq = bench.worker(B).seq
+    bench.turn(report(B, seq, tokens={0: 1, 1: 1}))
+    # Each launch takes nearly all of the time, and this plan comes just after one has begun.
+    bench.turn(cancelled("gone"))
+    bench.now_us = STALL_US - 1
+    bench.turn(report(B, seq, tokens={0: 1}))
+    bench.now_us = 2 * STALL_US - 3
+    assert not bench.worker(B).is_suspect
+    bench.turn(report(B, seq + 1, tokens={0: 1}))
+    # The next one, too.
+    bench.turn(cancelled("r"))
+    bench.now_us = 3 * STALL_US - 5
+    bench.turn(report(B, seq + 1, tokens={0: 1}))
+    bench.now_us = 4 * STALL_US - 7
+    bench.turn(report(B, bench.worker(B).seq))
+    assert not bench.worker(B).is_suspect and bench.core.is_idle
+
+
 def test_a_worker_that_completes_no_plan_is_suspect_though_its_rows_go_on() -> None:
     bench = CoreBench(joined(B, Role.BOTH, (40, 12)))
     bench.decode_whole("r", 8, 30)
@@ -203,8 +225,11 @@ def test_a_worker_that_completes_no_plan_is_suspect_though_its_rows_go_on() -> N
     for step in range(3, 6):
         bench.now_us = step * STALL_US // 4
         bench.turn(report(B, seq, tokens={0: 1}))
+    bench.now_us = STALL_US * 7 // 4 - 1
+    bench.turn(report(B, seq, tokens={0: 1}))
     assert not bench.worker(B).is_suspect
-    bench.now_us = STALL_US * 3 // 2
+    # Since the launch that was under way when the plan came.
+    bench.now_us = STALL_US * 7 // 4
     assert finished(bench.turn(report(B, seq, tokens={0: 1}))).keys() == {"r"}
     assert bench.worker(B).is_suspect
 
