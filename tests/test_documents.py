@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-# Of pip, and of the simulator.
-OTHERS_OPTIONS = frozenset({"--no-deps", "--seeds", "--jobs", "--trace"})
+# Of pip, the simulator and the benchmarks.
+OTHERS_OPTIONS = frozenset({"--no-deps", "--quick", "--seeds", "--jobs", "--trace"})
 
 
 def known_options() -> set[str]:

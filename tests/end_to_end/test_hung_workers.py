@@ -2,72 +2,23 @@
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import pytest
 
+from end_to_end.hanging import (
+    FENCE_S,
+    MARGIN_S,
+    OPTIONS,
+    OUTPUT_TOKENS,
+    STALL_S,
+    Asker,
+    another_worker,
+    pid_of,
+    wait_until_back,
+)
 from end_to_end.serving import Server, serve, wait_until
-from tidegate import Client
-from tidegate.clients.library import ClientError, Result
-
-STALL_S = 4.0
-FENCE_S = 1.0
-OPTIONS = ("--stall-timeout", str(STALL_S), "--fence-timeout", str(FENCE_S))
-MARGIN_S = 3.0  # On a busy machine.
-BACK_S_MAX = 90.0  # Loading a model again.
-OUTPUT_TOKENS = 80
-
-
-class Asker:
-    """One request in a thread of its own."""
-
-    def __init__(self, server: Server) -> None:
-        self.tokens: list[int] = []
-        self.result: Result | None = None
-        self.error: ClientError | None = None
-        self._server = server
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the request neither goes on nor ends"
-
-    def _run(self) -> None:
-        try:
-            with (
-                Client(self._server.endpoint) as client,
-                client.generate(
-                    [11, 12, 13], max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenise=False
-                ) as generation,
-            ):
-                for token in generation:
-                    self.tokens.append(token.id)
-                self.result = generation.result
-        except ClientError as error:
-            self.error = error
-
-
-@contextmanager
-def second_decode_worker(server: Server) -> Generator[None]:
-    command = (
-        *(sys.executable, "-m", "tidegate", "worker", server.model, "--role", "decode"),
-        *("--name", "decode-1", "--endpoint", f"ipc://{server.folder}/workers.sock"),
-        *("--dtype", "float32", "--log", str(server.log)),
-    )
-    with server.output.open("ab") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink)
-    try:
-        wait_until(lambda: len(server.lines("worker_joined")) == 3, BACK_S_MAX, "it joins not")
-        yield
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -76,28 +27,11 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def pid_of(server: Server, worker: str) -> int:
-    """Of the newest process under this name."""
-    started = [line for line in server.lines("process_started") if line["process"] == worker]
-    return int(started[-1]["pid"])
-
-
-def wait_until_back(server: Server, join_count: int) -> None:
-    """Wait until workers have joined so many times in all, and a token can flow."""
-
-    def is_back() -> bool:
-        joined = len(server.lines("worker_joined"))
-        return joined == join_count and server.health()["status"] == "ready"
-
-    wait_until(is_back, BACK_S_MAX, "the worker does not come back")
-    server.wait_until_all_pages_are_free()
-
-
 def test_a_request_whose_decode_worker_hangs_goes_on_elsewhere(server: Server) -> None:
     alone = Asker(server)
     alone.join(60)
     assert len(alone.tokens) == OUTPUT_TOKENS
-    with second_decode_worker(server):
+    with another_worker(server, "decode", "decode-1"):
         asker = Asker(server)
         wait_until(lambda: len(asker.tokens) > 3, 30, "no tokens")
         (started,) = server.lines("decode_started")[1:]
