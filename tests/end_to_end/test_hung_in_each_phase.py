@@ -7,7 +7,7 @@ Freed pages are poisoned, so that whoever reads or writes pages of others is fou
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
@@ -119,7 +119,7 @@ def owes_nothing(server: Server, worker: str) -> bool:
 @contextmanager
 def bystander(
     server: Server, expected: dict[tuple[int, ...], list[int]], worker: str
-) -> Iterator[None]:
+) -> Generator[None]:
     """A request that decodes on this worker all the time, and notices nothing."""
     before = len(server.lines("decode_started"))
     asker = Asker(server, BYSTANDER_PROMPT, BYSTANDER_TOKENS)
