@@ -180,4 +180,18 @@ OF_REQUESTS = (
         "    worker.books.reclaim(seat.holding, lengths.end)",
         BySeed(checks=False),
     ),
+    Mutant(
+        "each launch gives a worker more time for a plan that it does not take",
+        "scheduler/reports.py",
+        "    if is_answer or not worker.was_launching:",
+        "    if True:",
+        ByTest("scheduler/test_losses.py"),
+    ),
+    Mutant(
+        "a plan has to be answered with the launch that was under way when it came",
+        "scheduler/reports.py",
+        "    if is_answer or not worker.was_launching:",
+        "    if is_answer:",
+        ByTest("scheduler/test_losses.py"),
+    ),
 )
