@@ -118,9 +118,15 @@ class ScriptedScheduler:
     def reports_until(
         self, worker: WorkerId, is_last: Callable[[Report], bool]
     ) -> list[Report]:
-        """Reports up to the first that `is_last`. Nothing else may come."""
+        """Reports up to the first that `is_last`. Nothing else may come.
+
+        Raises `TimeoutError`, also while others go on coming.
+        """
         reports: list[Report] = []
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"worker {worker} sent {len(reports)} other reports")
             message = self.next_of(worker)
             assert isinstance(message, Report), message
             reports.append(message)
