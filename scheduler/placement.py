@@ -88,6 +88,8 @@ def admit_waiting(fleet: Fleet, now_us: int) -> None:
             note_first(fleet, request, cause)
             if cause.kind is WaitKind.PAGES and not _ask_back(fleet, cause):
                 _let_pass(fleet, request, now_us)
+                if fleet.waiting.head() is not request:
+                    continue  # Its tenant has paid for one that passed: others are next.
             return
         _begin(fleet, request, seat, now_us)
 

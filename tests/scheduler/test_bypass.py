@@ -176,6 +176,16 @@ def test_a_tenant_that_is_too_far_ahead_passes_no_other() -> None:
     assert small(bench, "s3", tenant="a") == ["s3"]  # Its own tenant is not ahead of itself.
 
 
+def test_who_is_next_once_a_passing_one_has_been_charged_begins_in_the_same_plan() -> None:
+    bench = crowded(replace(SETTINGS, bypass_tokens_max=SMALL))
+    # It may come to more than may pass, so it has to wait for its turn.
+    other = submitted("other", 1, 3, tenant="a")
+    bench.turn(other, submitted("s1", 4, 1))
+    assert passed(bench) == [("s1", "large")]
+    assert bench.phase("large") is Phase.WAITING
+    assert bench.phase("other") is Phase.PREFILLING
+
+
 def test_who_is_passed_is_told_by_how_many() -> None:
     bench = crowded()
     large = bench.core.fleet.requests[RequestId("large")]
